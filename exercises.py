@@ -7,7 +7,6 @@
     python exercises.py solve NAME …               puts originals back; what you wrote is kept
     python exercises.py train --loss cispo         a run with your solved functions, and the originals of all others
     python exercises.py pack                       your hand-in
-    python exercises.py grade submissions/ --seed 7 --csv grades.csv                       for teachers
 
 `pytest -k NAME` is the same check as `next`, in the same words. The commands are in course/commands.py.
 

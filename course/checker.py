@@ -248,7 +248,7 @@ def solution(exercise):
 def project_in(folder, closed=False):
     """Inside, modules of the project are imported anew, from this folder; afterwards they are as before.
 
-    closed  whether the course cannot be imported: the sandbox has none
+    closed  whether the course cannot be imported: it holds the solutions
     """
     kept = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in PROJECT}
     sys.path.insert(0, str(folder))
@@ -272,7 +272,7 @@ def vectors(exercise, student, original, root=ROOT):
     root  folder that other modules of the project, and the student's own, are imported from
     """
     found = []
-    with project_in(root, closed=exercise.graded):
+    with project_in(root, closed=exercise.kind != "measure"):
         try:
             definition = build(exercise, student, original)
         except BaseException as error:  # noqa: BLE001  a student's code may raise anything, SystemExit too
@@ -296,7 +296,7 @@ def described(error, root):
     if isinstance(error, Broken):
         return text
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "course":
-        text = f"{error.name} belongs to the course, of which nothing can be imported here or in grading"
+        text = f"{error.name} belongs to the course, of which nothing can be imported here"
     if "does not require grad" in text:
         text = "it returned a result without a gradient; expected torch's own operations from logprobs to the result"
     elif not frames and getattr(error, "__notes__", None):

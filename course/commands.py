@@ -203,12 +203,7 @@ def main():
     commands.add_parser("solve", help="put the originals back").add_argument("names", nargs="+", metavar="name")
     commands.add_parser("train", help="a run with your functions; all flags of train.py", add_help=False)
     commands.add_parser("pack", help="your hand-in")
-    commands.add_parser("grade", help="for teachers: grade hand-ins; flags: grade --help", add_help=False)
     args, rest = parser.parse_known_args()
-    if args.command == "grade":
-        from course import grading
-
-        return grading.grade(rest)
     if rest and args.command != "train":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command == "start":

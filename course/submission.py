@@ -3,8 +3,7 @@
 A solved file is imported as any module is: all its statements run, and what it defines is called. Only the definitions
 of the file's other exercises are the original's, so that exercises can be solved in any order.
 
-A student's folder and the sandbox of `grade` run this same text, so that both take the same. It imports nothing of the
-project. Test: pytest tests/test_exercises.py tests/test_grading.py
+It imports nothing of the project. Test: pytest tests/test_exercises.py
 """
 
 import ast
@@ -78,7 +77,7 @@ def replace(body, original, name):
 
 def imported(name, path, tree):
     """The module called `name` of a syntax tree, run as the file at `path`. Raises whatever its statements raise."""
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # torch.compile returns the function itself: a sandbox has no compiler
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # torch.compile returns the function itself: a check needs no compiler
     module = types.ModuleType(name)
     module.__file__ = path
     if outer := name.rpartition(".")[0]:

@@ -2,8 +2,7 @@
 
 Paper: Sec. 2, code is checked by running unit tests. workers.py starts a sandbox for each program and compares the
 program's output with the expected one, which never enters the sandbox. So a program cannot forge a verdict: if it exits
-early, fakes a result or writes to some file descriptor, it is wrong unless that is the right output. grading.py starts
-a sandbox for each hand-in (`warm`).
+early, fakes a result or writes to some file descriptor, it is wrong unless that is the right output.
 
 Every sandbox is a bare interpreter (standard library only) in its own session, with an empty environment and limits on
 wall clock (all inputs together), CPU, memory, file sizes, processes and output. At the end everything that it has
@@ -82,7 +81,7 @@ def as_file(content: str):
     return file
 
 
-def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=None):
+def run(program, name, inputs, *, size, timeout, namespaces, each=None):
     """Run a program on each input; yields the bytes it wrote each time, None if it failed or wrote more than `size`.
 
     program     Python source
@@ -91,11 +90,6 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
     timeout     seconds of wall clock, for all inputs together
     each        seconds of wall clock for one input (TimeoutError as after `timeout`); None: `timeout` alone counts
     namespaces  whether the sandbox uses them (see the top)
-    warm        None, or a dict for programs that share a slow import:
-                "source"       trusted; run once, before the programs, which are forks and so have its modules
-                "see", "hide"  {path: path in the sandbox} seen read-only; hidden paths; with namespaces only
-                "limits"       of each fork, as LIMITS and "CPU" (seconds); "AS" beyond what the source takes
-                "seconds"      of wall clock for each input
 
     Each input has a fork of its own; processes that it leaves are killed and the folder is emptied before the next.
 
@@ -112,11 +106,10 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
         "program": program,
         "name": name,
         "inputs": inputs,
-        "limits": limits | (warm["limits"] if warm else {}),
+        "limits": limits,
         "user": None if us else user,
         "parent": os.getpid(),
         "prefix": namespaces and sys.base_prefix,
-        "warm": warm,
     }  # "user": only root can become another
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that SIGTERM runs `finally` too
     ours, theirs = socket.socketpair()
@@ -267,11 +260,10 @@ def die_with_parent():
     call("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def enclose(prefix, see, hide):
+def enclose(prefix):
     """Go on as the first process of new namespaces, with a new root folder.
 
-    prefix     folder of the interpreter
-    see, hide  as in `run`
+    prefix  folder of the interpreter
     The machine's own files stay as they are: the new root is mounted over /proc, for this namespace only.
     """
     user, group = os.getuid(), os.getgid()
@@ -287,16 +279,12 @@ def enclose(prefix, see, hide):
     die_with_parent()
     call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)  # else the mounts below would hold for the machine
     call("mount", b"tmpfs", b"/proc", b"tmpfs", MS_NOSUID_NODEV, b"size=1m,mode=755")
-    for path, seen in ({path: path for path in (prefix, *FILES) if os.path.exists(path)} | see).items():
-        os.makedirs(f"/proc{seen}" if os.path.isdir(path) else os.path.dirname(f"/proc{seen}"), exist_ok=True)
+    for path in filter(os.path.exists, (prefix, *FILES)):
+        seen = f"/proc{path}"
+        os.makedirs(seen if os.path.isdir(path) else os.path.dirname(seen), exist_ok=True)
         if not os.path.isdir(path):
-            open(f"/proc{seen}", "wb").close()
-        call("mount", path.encode(), f"/proc{seen}".encode(), None, MS_BIND | MS_REC, None)
-    for path in filter(os.path.exists, (f"/proc{path}" for path in hide)):
-        if os.path.isdir(path):
-            call("mount", b"tmpfs", path.encode(), b"tmpfs", MS_NOSUID_NODEV, b"size=1m,mode=755")
-        else:
-            call("mount", b"/dev/null", path.encode(), None, MS_BIND, None)
+            open(seen, "wb").close()
+        call("mount", path.encode(), seen.encode(), None, MS_BIND | MS_REC, None)
     os.symlink("/proc/self/fd/0", "/proc/dev/stdin")  # some programs open it
     os.mkdir("/proc/proc")
     os.mkdir("/proc/tmp")
@@ -348,15 +336,11 @@ def enter(descriptor):
     names = {}
     exec(PRELUDE, names)  # here, while the library can surely be read; each fork then has its modules
     os.umask(0o022)
-    warm = job["warm"]
     if job["prefix"]:
-        enclose(job["prefix"], warm["see"] if warm else {}, warm["hide"] if warm else [])
+        enclose(job["prefix"])
     os.chdir(job["folder"])
     drop_rights(job["user"])
     call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if warm:
-        exec(compile(warm["source"], "warm.py", "exec"), {})
-        job["limits"]["AS"] += address_space()
     gc.freeze()  # else a fork that collects garbage gets a copy of all that it shares with us
     channel.send(b"!")
     for case in job["inputs"]:
@@ -368,11 +352,7 @@ def enter(descriptor):
         if not child:
             channel.close()
             return end(answer, job, names, case, given, written)
-        if warm and not select.select([alive := os.pidfd_open(child)], [], [], warm["seconds"])[0]:
-            os.kill(child, signal.SIGKILL)
         failed = os.waitpid(child, 0)[1]
-        if warm:
-            os.close(alive)
         clear()
         socket.send_fds(channel, [b"1" if failed else b"0"], [written])
         os.close(given)
@@ -405,12 +385,6 @@ def end(function, *arguments):
 def whole_keys(found):
     """Turn a dict's keys back into whole numbers if all of them are digits: JSON has turned them into texts."""
     return {int(key): value for key, value in found.items()} if all(map(str.isdecimal, found)) else found
-
-
-def address_space():
-    """Bytes of address space that this process uses."""
-    with open("/proc/self/statm", encoding="utf-8") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def clear():

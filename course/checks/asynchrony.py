@@ -73,7 +73,6 @@ ASYNCHRONY.write(
         requests_in_batches,
         requests_rules_swapped,
     ),
-    draw=lambda rng, _: (rng.randint(2, 4), rng.randint(7, 9), rng.randint(3, 12)),
 )
 
 
@@ -127,15 +126,6 @@ def rule_bound_of_the_first(groups, step, *, off_policy, k):
     _end_if(max(_ages([group[:1] for group in groups], step), default=0) > k - (off_policy == "ppo"))
 
 
-def some_batches(rng, _):
-    """Eight batches of two groups of two rollouts; most tokens are new, a few about as old as k."""
-    step, k = rng.randint(20, 40), rng.randint(3, 6)
-    ages = (0, 1, k - 1, k, k + 1)
-
-    def versions():
-        return [step - age for age in rng.choices(ages, (12, 6, 1, 1, 1), k=2)]
-
-    return step, k, [[[versions(), versions()] for _ in range(2)] for _ in range(8)]
 
 
 # Step 10, k = 3: pipeline bears 3 steps, ppo 2. Oldest tokens of version 7, 8, 6; none; 6 in the last rollout; 6 and 9.
@@ -155,7 +145,6 @@ ASYNCHRONY.write(
     inputs=(10, 3, [[[[7]]], [[[8]]], [[[6]]], [[[]]], [[[9], [9]], [[9], [6]]], [[[9, 6]]]]),
     expected=[False, False, True, False, True, True] + [True, False, True, False, True, True],
     mistakes=(rule_bound_is_k, rule_bound_itself_ends, rule_bound_of_the_newest, rule_bound_of_the_first),
-    draw=some_batches,
 )
 
 
@@ -169,10 +158,6 @@ def sampled_tokens(metadata, versions, mask):
     return [found.versions.get(3, 0), found.versions.get(4, 0), found.tokens]
 
 
-def versions_and_mask(rng, _):
-    """Tokens sampled at version 3, then at 4, a phrase injected at 4, then more sampled at 4: (versions, mask)."""
-    a, b, c, d = (rng.randint(1, 5) for _ in range(4))
-    return [3] * a + [4] * (b + c + d), [True] * (a + b) + [False] * c + [True] * d
 
 
 # Three tokens of version 3, five of version 4, of which two are injected: 3, 5 - 2 = 3, and 8 in all.
@@ -191,7 +176,6 @@ ASYNCHRONY.bug(
     probe=sampled_tokens,
     inputs=([3, 3, 3, 4, 4, 4, 4, 4], [True] * 4 + [False] * 2 + [True] * 2),
     expected=[3, 3, 8],
-    draw=versions_and_mask,
     bug=(
         "Counter(version for version, sampled in zip(rollout.versions, rollout.mask) if sampled)",
         "Counter(rollout.versions)",

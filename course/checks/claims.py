@@ -15,7 +15,6 @@ from functools import partialmethod
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from course.submission import HEAD, answer, encode
 
@@ -28,21 +27,6 @@ ANSWERS = "answers.py"  # holds the functions of predict and measure; its origin
 # --- Where the result is judged --------------------------------------------------------------------------------------
 
 
-def jitter(rng, inputs):
-    """Other inputs of the same kind: every finite float times 0.8 to 1.2; nan, inf and all else unchanged."""
-
-    def other(value):
-        if isinstance(value, float):
-            return value * rng.uniform(0.8, 1.2) if math.isfinite(value) else value
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            return torch.tensor([other(x) for x in value.flatten().tolist()], dtype=value.dtype).view(value.shape)
-        if type(value) in (list, tuple):
-            return type(value)(map(other, value))
-        return value
-
-    return other(inputs)
-
-
 def numbers(prediction):
     """A prediction, one number or several. Raises TypeError if it is a text."""
     value = prediction()
@@ -50,18 +34,17 @@ def numbers(prediction):
 
 
 class Claim(NamedTuple):
-    """What has to hold on one fixed input; for grading, `draw` makes hidden inputs on which it has to hold as well."""
+    """What has to hold on one fixed input."""
 
     says: str  # "name: what has to hold"
     probe: Callable = numbers  # (implementation, *inputs) -> tensor or numbers
     inputs: tuple = ()  # small enough for mental arithmetic
     expected: list | float | None = None  # worked out by hand; None: what the original gives, computed at each check
     mistakes: tuple = ()  # wrong implementations; no two give the same numbers
-    draw: Callable = jitter  # (random.Random, inputs) -> hidden inputs for grading
     atol: float = ATOL
 
-    def vector(self, implementation, inputs=None):
-        return answer(self.probe, implementation, self.inputs if inputs is None else inputs)
+    def vector(self, implementation):
+        return answer(self.probe, implementation, self.inputs)
 
     def check(self, implementation):
         """Raise AssertionError, naming the mistake if it is known, unless kind, shape and numbers are right."""
@@ -69,12 +52,11 @@ class Claim(NamedTuple):
         if problem := self.problem(self.vector(implementation)):
             raise AssertionError(problem)
 
-    def problem(self, yours, expected=None, inputs=None, tell=True):
+    def problem(self, yours, expected=None, tell=True):
         """The message of a failed claim: the claim, numbers and shapes, expected and yours, the mistake; "" if right.
 
         yours     vector, or a text that says why there is none
         expected  vector; by default the claim's own
-        inputs    on which the mistakes are computed; by default the claim's own
         tell      whether the message shows the expected numbers
         """
         expected = encode(self.expected) if expected is None else expected
@@ -95,7 +77,7 @@ class Claim(NamedTuple):
             lines[-1] += f", but {('floats', 'integers', 'True and False')[int(yours[0])]}"
         # A nan beside right numbers has too many causes to be sure of one.
         sure = not self.same([y if x != x else x for x, y in zip(yours, expected)], expected)
-        known = [mistake for mistake in self.mistakes if self.same(self.vector(mistake, inputs), yours)]
+        known = [mistake for mistake in self.mistakes if self.same(self.vector(mistake), yours)]
         return "\n".join(lines + [f"  {self.named(mistake, sure)}" for mistake in known])
 
     def same(self, a, b):
@@ -146,11 +128,6 @@ class Exercise(NamedTuple):
     def target(self):
         """The definition: "cispo", or "Class.method"."""
         return self.where.partition(":")[2]
-
-    @property
-    def graded(self):
-        """Whether it counts for a grade; measurements do not, because logs can be forged."""
-        return self.kind != "measure"
 
 
 class Chapter(list):

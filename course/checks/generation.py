@@ -50,14 +50,6 @@ def sample_past_the_end(log_pi, uniforms):
 LARGEST = 1 - 2**-53  # that rollout.uniform gives
 
 
-def probabilities(rng, _):
-    """Eight probabilities, the first and the last 0, whose sum rounding has made a little less than 1; and u = 0, then
-    one u inside the interval of some other tokens, then the largest u.
-    """
-    weights = [rng.uniform(0.05, 1.0) for _ in range(6)]
-    pi = [0.0, *(0.99999 * weight / sum(weights) for weight in weights), 0.0]
-    inside = [sum(pi[:token]) + rng.uniform(0.1, 0.9) * pi[token] for token in rng.choices(range(1, 7), k=6)]
-    return pi, [0.0, *inside, LARGEST]
 
 
 # Running sums 0, 1/4, 3/4, 0.9999, 0.9999: u = 0 and 0.2 lie in token 1, 0.6 in 2, 0.8 in 3; so does the largest u.
@@ -83,7 +75,6 @@ GENERATION.write(
         sample_a_rank,
         sample_past_the_end,
     ),
-    draw=probabilities,
 )
 
 
@@ -113,10 +104,6 @@ def turn_without_sign(x, cos, sin):
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 
-def turns(rng, _):
-    """Three tokens, two heads of four dimensions, and the angles of their two pairs."""
-    draw = lambda *shape: [draw(*shape[1:]) for _ in range(shape[0])] if shape else rng.uniform(-2.0, 2.0)  # noqa: E731
-    return draw(3, 2, 4), draw(3, 2)
 
 
 # The pairs (1, 3) and (2, 4), turned by a right angle and by none: (-3, 1) and (2, 4).
@@ -136,7 +123,6 @@ GENERATION.write(
     inputs=([[[1.0, 2.0, 3.0, 4.0]]], [[1.5707963, 0.0]]),
     expected=[[[-3.0, 2.0, 1.0, 4.0]]],
     mistakes=(turn_neighbours, turn_backwards, turn_without_sign),
-    draw=turns,
 )
 
 
@@ -167,7 +153,6 @@ GENERATION.bug(
     probe=prompts_kept,
     inputs=(4, 1, 2),
     expected=[4, 0, 0, 0],
-    draw=lambda rng, _: (rng.randint(2, 99), rng.randint(1, 4), rng.randint(1, 4)),
     bug=("for sequence in (*self._queue, *self._evaluations):", "for sequence in self._queue:"),
     symptom="Validation pass rates lag behind: they look like those of the previous weights.",
 )
@@ -187,10 +172,6 @@ def interruption(choose, start, counts, phrase):
     return kept
 
 
-def interruptions(rng, _):
-    """The start, lengths around it in any order, a phrase of two to four tokens."""
-    start = rng.randint(3, 9)
-    return start, rng.sample(range(start - 2, start + 6), 8), [rng.randint(2, 5) for _ in range(rng.randint(2, 4))]
 
 
 # The policy takes token 1 with log-prob -0.5. Behind 4 and 5 tokens the phrase 0, 3 is forced: log-prob 0, flag 0.
@@ -210,7 +191,6 @@ GENERATION.bug(
     probe=interruption,
     inputs=(4, [3, 4, 5, 6], [0, 3]),
     expected=[[1.0, 1.0, -0.5], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0], [1.0, 1.0, -0.5]],
-    draw=interruptions,
     bug=("self.phrase_ids[offset], False, 0.0", "self.phrase_ids[offset], True, 0.0"),
     symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its time.",
 )
@@ -228,10 +208,6 @@ def streams(completion_keys, seed, requests):
     return [bool((a[:, None] == b).any()) for place, a in enumerate(keys) for b in keys[:place]]
 
 
-def some_requests(rng, _):
-    """A seed and seven requests of one number, the first two and others alike."""
-    kinds = [(True, 0, number := rng.randint(0, 99)), (False, 0, number), (True, rng.randint(1, 9), number)]
-    return rng.randint(0, 99), kinds[:2] + rng.choices(kinds, k=5)
 
 
 # An evaluation at version 0, training, the same request of training once more, an evaluation at version 3.
@@ -250,7 +226,6 @@ GENERATION.bug(
     probe=streams,
     inputs=(1, [(True, 0, 5), (False, 0, 5), (False, 0, 5), (True, 3, 5)]),
     expected=[False, False, True] + [False] * 3,
-    draw=some_requests,
     bug=("request.version + 1 if request.evaluation else 0", "request.version if request.evaluation else 0"),
     symptom="The evaluation before the first step uses the very random numbers of training; later ones do not.",
 )

@@ -83,9 +83,6 @@ LAW.write(
 # --- efficiency ------------------------------------------------------------------------------------------------------
 
 
-def other_law(rng):
-    """A, B, C_mid, R_0."""
-    return rng.uniform(0.6, 0.9), rng.uniform(1.5, 2.5), rng.uniform(20, 40), 0.2
 
 
 def efficiency(log_f, R, A, B, C_mid, R_0):
@@ -129,7 +126,6 @@ LAW.write(
     inputs=([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2),
     expected=[2 * math.log(C) for C in (10, 30, 90)],
     mistakes=(efficiency_inverted, efficiency_without_start, efficiency_without_unit, efficiency_is_compute),
-    draw=lambda rng, _: ([0.22, 0.4, 0.55], *other_law(rng)),
 )
 
 
@@ -184,7 +180,6 @@ LAW.write(
     inputs=([0.25, 0.45, 0.65, 0.1], 0.7, 2.0, 30.0, 0.2),
     expected=[10.0, 30.0, 90.0, 0.0],
     mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_linear),
-    draw=lambda rng, _: ([0.25, 0.4, 0.5, 0.1], *other_law(rng)),
 )
 
 

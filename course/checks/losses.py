@@ -554,11 +554,6 @@ def one_by_one(nonzero_variance, rewards):
     return torch.cat([nonzero_variance(rewards[prompt, None]) for prompt in range(len(rewards))])
 
 
-def groups_of_eight(rng, _):
-    """Nine prompts, about half of them with equal rewards, the first one with 0.7."""
-    rewards = [0.7, *rng.choices((0.7, 0.1, 1.0, -1.0, 0.3, 0.9), k=8)]
-    last = [0.7, *(rng.choice((reward, -0.5)) for reward in rewards[1:])]
-    return (torch.tensor([[most] * 7 + [one] for most, one in zip(rewards, last)]),)
 
 
 # In fp32 the mean of eight rewards of 0.7 is not 0.7, so that a std comes out above 0 though all rewards are equal.
@@ -578,7 +573,6 @@ ADVANTAGES.bug(
     inputs=(torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),),
     expected=[False, True, False, False],
     mistakes=(filter_keeps_solved_prompts, filter_keeps_what_has_a_std),
-    draw=groups_of_eight,
     bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
     symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up.",
 )
@@ -601,10 +595,6 @@ def kept_prompts(compute_advantages, rewards):
     return compute_advantages(groups, zero_variance_filter=True, normalisation="none")[0]
 
 
-def shaped_rewards(rng, _):
-    """Seven prompts in any order: solved with a length penalty, or solved by one of two; the last has no verdict."""
-    kinds = [[1.0, rng.uniform(0.1, 0.9)], [1.0, -1.0], [rng.uniform(0.1, 0.9), -1.0], [-1.0, -1.0]]
-    return (torch.tensor([*(rng.choice(kinds) for _ in range(6)), [1.0, -1.0]]),)
 
 
 # Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
@@ -624,7 +614,6 @@ ADVANTAGES.bug(
     inputs=(torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]),),
     expected=[False, True, False],
     mistakes=(filter_by_the_shaped_reward,),
-    draw=shaped_rewards,
     bug=("kept = graded & nonzero_variance(correct) if", "kept = graded & nonzero_variance(rewards) if"),
     symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
 )
@@ -670,11 +659,6 @@ def counted(count, lengths, prompt_index):
     return [*counts, *tokens_per_prompt]
 
 
-def lengths_and_prompts(rng, _):
-    """Lengths, prompt_index of four to seven prompts of two completions, some filtered or truncated."""
-    prompts = [[rng.randint(2, 99), rng.randint(0, 1) * rng.randint(2, 99)] for _ in range(rng.randint(3, 6))]
-    lengths = sum([*prompts[:1], [0, 0], *prompts[1:]], [])
-    return torch.tensor(lengths), torch.arange(len(lengths)) // 2
 
 
 # Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and
@@ -700,7 +684,6 @@ ADVANTAGES.write(
         denominators_of_completions_as_prompts,
         denominators_of_kept_prompts_only,
     ),
-    draw=lengths_and_prompts,
 )
 
 

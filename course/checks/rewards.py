@@ -7,8 +7,6 @@ from math import comb, nan
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
-import numpy as np
-
 from course.checks.claims import Chapter
 
 REWARDS = Chapter()
@@ -95,9 +93,6 @@ def penalty_over_the_whole_length(tokens, *, length_max, length_cache):
     return min(max((length_max - tokens) / length_max - 1, -1.0), 0.0)
 
 
-def lengths(rng, _):
-    most, cache = rng.randint(20, 60), rng.randint(3, 9)
-    return [3, most - cache, most - rng.randint(1, cache - 1), most - 1, most, most + cache], most, cache
 
 
 # From 12 = 14 - 2 tokens on the penalty falls by 1/2 per token, to -1 at 14.
@@ -124,7 +119,6 @@ REWARDS.write(
         penalty_as_reward,
         penalty_over_the_whole_length,
     ),
-    draw=lengths,
 )
 
 
@@ -165,13 +159,6 @@ def chance_pooled(groups, k):
     return 1 - comb(n - c, k) / comb(n, k), 0.0
 
 
-def verdicts(rng, _):
-    """Verdicts on n answers to each of three prompts, of which one or two, none and some are right; k = 2 or 3."""
-    n = rng.randint(6, 9)
-    k = rng.randint(2, 3)
-    few = rng.randint(1, 2)
-    some = rng.randint(2, 5)
-    return [[True] * few + [False] * (n - few), [False] * n, [True] * some + [False] * (n - some)], k
 
 
 # n = 4, k = 2, c = 1, 0, 3 right answers: of the 6 pairs of answers 3, 0 and 6 hold at least one right answer.
@@ -193,7 +180,6 @@ REWARDS.write(
     inputs=([[True, False, False, False], [False] * 4, [True, True, True, False]], 2),
     expected=[0.5, 12**-0.5],
     mistakes=(chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all, chance_pooled),
-    draw=verdicts,
 )
 
 
@@ -206,10 +192,6 @@ def answers(final_answer, texts):
     return [-1 if answer is None else len(answer) for answer in found]
 
 
-def texts_that_end(rng, _):
-    """A text that ends no thinking, one that does so once, one that does so twice."""
-    answer = "x" * rng.randint(1, 50)
-    return (["7+5", f"7</think>{answer}", f"7</think>{'1' * rng.randint(51, 99)}</think>{answer}y"],)
 
 
 REWARDS.bug(
@@ -223,7 +205,6 @@ REWARDS.bug(
     probe=answers,
     inputs=(["7+5", "so</think>$18", "7</think>12345</think>18"],),
     expected=[-1, 3, 2],
-    draw=texts_that_end,
     bug=("text.rpartition(think_end)", "text.partition(think_end)"),
     symptom="Completions that close their thinking twice are wrong, though what follows the last mark is right.",
 )
@@ -259,13 +240,6 @@ def retired_from_below(self, index):
     return self.threshold is not None and self.pass_rates.get(index, 1.0) <= self.threshold + 1e-6
 
 
-def pass_rates(rng, _):
-    """Pass rates below, at (also rounded) and above a threshold, in any order; the threshold."""
-    threshold = rng.choice((0.9, 0.7, 0.95))  # float32 rounds them downwards
-    rates = [threshold, float(np.float32(threshold)), 1.0, 0.25, *(rng.choice((0.1, 0.5, 0.9, 1.0)) for _ in range(4))]
-    return rng.sample(rates, 8), threshold
-
-
 # Pass rates 1/2, the threshold, the threshold as a float32 mean, 1; then one unknown; then 1 without a threshold.
 REWARDS.write(
     name="retired",
@@ -283,7 +257,6 @@ REWARDS.write(
     inputs=([0.5, 0.9, 0.89999998, 1.0], 0.9),
     expected=[0.0, 1.0, 1.0, 1.0, 0.0, 0.0],
     mistakes=(retired_strictly_above, retired_without_margin, retired_when_unknown, retired_from_below),
-    draw=pass_rates,
 )
 
 
@@ -314,7 +287,6 @@ REWARDS.bug(
     probe=history,
     inputs=([1.0, 0.25, None],),
     expected=[0.25, 0.0],
-    draw=lambda rng, _: ([0.9, rng.uniform(0.1, 0.5), None],),
     bug=(
         "self.pass_rates[index] = float(pass_rate)",
         "self.pass_rates[index] = max(float(pass_rate), self.pass_rates.get(index, 0.0))",

@@ -59,7 +59,6 @@ RUN.write(
     inputs=(1.0, 4, [0, 2, 3, 9]),
     expected=[0.25, 0.75, 1.0, 1.0],
     mistakes=(warm_up_from_zero, warm_up_without_end, warm_up_decays),
-    draw=lambda rng, _: (rng.uniform(0.5, 2.0), rng.randint(3, 6), [0, 1, 2, 9]),
 )
 
 

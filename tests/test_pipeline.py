@@ -1,13 +1,13 @@
 """Sec. 3.1: claims about requests, the versions of tokens, the queue's two ends, and weights.
 
 Most runs are simulated: the real loops of train.py, `train` and `generate`, run in threads, one thread at a time, on a
-virtual clock and a store in memory. So a run depends only on its Setting and takes milliseconds. Completions are those
-of lab/simulated_fleet.py.
+virtual clock and a store in memory. So a run depends only on its Setting and takes milliseconds.
 """
 
+import math
 import random
 import threading
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 import pipeline
 import train
 from data import Curriculum, Prompt
-from lab import simulated_fleet as fleet
 from pipeline import Request, RequestQueue, RolloutQueue
 from plumbing.run.heartbeat import Lost
 from plumbing.run.processes import broadcast_weights, layout_of
@@ -104,7 +103,8 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Setting(fleet.Setting):
+class Setting:
+    off_policy: str = "pipeline"
     k: int = 2
     prompts: int = 2
     generations: int = 2
@@ -119,6 +119,7 @@ class Setting(fleet.Setting):
     steps: int = 4
     start: int = 0
     eval_every: int = 9999  # optimizer steps; at the start and the end of a run always
+    seed: int = 0
 
     @property
     def rule(self):
@@ -148,13 +149,30 @@ class Record:
         return [(step, step - v) for step, rollouts in self.trained.items() for one in rollouts for v in one.versions]
 
 
-class Generator(fleet.Generator):
-    """The fleet's, one decode step at a time; its weights are the number of their version."""
+def tokens(setting, request, index):
+    """How many tokens completion `index` of a request has, lognormal: the same whenever and wherever it is generated."""
+    drawn = random.Random(f"{setting.seed} {request} {index}").lognormvariate(math.log(setting.mean) - 0.245, 0.7)
+    return min(setting.cut, max(1, round(drawn)))
+
+
+def completion(request, index, versions):
+    """The Rollout with tokens of these versions."""
+    n = len(versions)
+    fields = dict(prompt_ids=[0], ids=[0] * n, mask=[True] * n, logprobs=[0.0] * n, versions=versions)
+    place = request.number, index, request.evaluation
+    return pipeline.Rollout(*place, **fields, text="", truncated=False, interrupted=False)
+
+
+class Generator:
+    """What `generate` and RequestQueue ask of a generator; its weights are the number of their version."""
 
     def __init__(self, setting, index, record, sleep):
-        duration, slots = setting.generators[index]
-        super().__init__(replace(setting, slots=slots))
+        duration, self.slots = setting.generators[index]
+        self.setting = setting
         self.seconds = duration * PAUSE
+        self.running = []  # (request, index, versions of its tokens so far)
+        self.queue = deque()
+        self.work = {"decode_seconds": 0.0}
         self.version = setting.start
         self.weights = {"version": [setting.start - 1]}
         self.record = record
@@ -167,7 +185,10 @@ class Generator(fleet.Generator):
     def add(self, request):
         assert request.version <= self.version  # new weights are taken before requests are claimed
         self.record.started[request.evaluation, request.version, request.number] += 1
-        super().add(request)
+        self.queue += [(request, index, []) for index in range(request.generations)]
+
+    def has_capacity(self, evaluation):
+        return self.slots - len(self.running) > len(self.queue)
 
     def named_weights(self):
         return self.weights
@@ -177,10 +198,19 @@ class Generator(fleet.Generator):
         self.version = version
 
     def step(self):
-        if not self.start():
+        while self.queue and len(self.running) < self.slots:
+            self.running.append(self.queue.popleft())
+        if not self.running:
             return []
         self.sleep(self.seconds)
-        return self.decode(1)
+        self.work["decode_seconds"] += self.seconds
+        ended = []
+        for request, index, versions in self.running:
+            versions.append(self.version)
+            if len(versions) == tokens(self.setting, request.number, index):
+                ended.append((request, index, versions))
+        self.running = [one for one in self.running if one not in ended]
+        return [completion(*one) for one in ended]
 
     def close(self):
         self.running = None
@@ -275,15 +305,12 @@ class Trainer(train.Trainer):
 
 
 def faked():
-    """train.generate gets its generator and its scorer from the settings; the fleet's tokens count one by one."""
-    with (
-        mock.patch.object(fleet, "CHUNK", 1),
-        mock.patch.multiple(
-            build,
-            make_generator=lambda args, *_: args.generator,
-            make_scorer=lambda args: args.scorer,
-            await_weights=lambda generator: setattr(generator, "version", generator.version - 1),
-        ),
+    """train.generate gets its generator and its scorer from the settings."""
+    with mock.patch.multiple(
+        build,
+        make_generator=lambda args, *_: args.generator,
+        make_scorer=lambda args: args.scorer,
+        await_weights=lambda generator: setattr(generator, "version", generator.version - 1),
     ):
         yield
 

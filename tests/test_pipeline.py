@@ -150,7 +150,7 @@ class Record:
 
 
 def tokens(setting, request, index):
-    """How many tokens completion `index` of a request has, lognormal: the same whenever and wherever it is generated."""
+    """How many tokens a completion has, lognormal: the same whenever and wherever it is generated."""
     drawn = random.Random(f"{setting.seed} {request} {index}").lognormvariate(math.log(setting.mean) - 0.245, 0.7)
     return min(setting.cut, max(1, round(drawn)))
 

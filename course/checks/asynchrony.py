@@ -126,8 +126,6 @@ def rule_bound_of_the_first(groups, step, *, off_policy, k):
     _end_if(max(_ages([group[:1] for group in groups], step), default=0) > k - (off_policy == "ppo"))
 
 
-
-
 # Step 10, k = 3: pipeline bears 3 steps, ppo 2. Oldest tokens of version 7, 8, 6; none; 6 in the last rollout; 6 and 9.
 ASYNCHRONY.write(
     name="rule-bound",
@@ -156,8 +154,6 @@ def sampled_tokens(metadata, versions, mask):
     rollout = MagicMock(versions=versions, mask=mask, ids=mask, logprobs=[0.0] * len(mask))
     found = metadata(MagicMock(completion=rollout), MagicMock())
     return [found.versions.get(3, 0), found.versions.get(4, 0), found.tokens]
-
-
 
 
 # Three tokens of version 3, five of version 4, of which two are injected: 3, 5 - 2 = 3, and 8 in all.

@@ -50,8 +50,6 @@ def sample_past_the_end(log_pi, uniforms):
 LARGEST = 1 - 2**-53  # that rollout.uniform gives
 
 
-
-
 # Running sums 0, 1/4, 3/4, 0.9999, 0.9999: u = 0 and 0.2 lie in token 1, 0.6 in 2, 0.8 in 3; so does the largest u.
 GENERATION.write(
     name="sample",
@@ -102,8 +100,6 @@ def turn_backwards(x, cos, sin):
 def turn_without_sign(x, cos, sin):
     """forget the minus sign: vectors change their length with their position."""
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
-
-
 
 
 # The pairs (1, 3) and (2, 4), turned by a right angle and by none: (-3, 1) and (2, 4).
@@ -172,8 +168,6 @@ def interruption(choose, start, counts, phrase):
     return kept
 
 
-
-
 # The policy takes token 1 with log-prob -0.5. Behind 4 and 5 tokens the phrase 0, 3 is forced: log-prob 0, flag 0.
 GENERATION.bug(
     name="forced",
@@ -206,8 +200,6 @@ def streams(completion_keys, seed, requests):
         for evaluation, version, number in requests
     ]
     return [bool((a[:, None] == b).any()) for place, a in enumerate(keys) for b in keys[:place]]
-
-
 
 
 # An evaluation at version 0, training, the same request of training once more, an evaluation at version 3.

@@ -83,8 +83,6 @@ LAW.write(
 # --- efficiency ------------------------------------------------------------------------------------------------------
 
 
-
-
 def efficiency(log_f, R, A, B, C_mid, R_0):
     return [float(log_f(r, A, B, C_mid, R_0)) for r in R]
 

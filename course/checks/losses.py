@@ -554,8 +554,6 @@ def one_by_one(nonzero_variance, rewards):
     return torch.cat([nonzero_variance(rewards[prompt, None]) for prompt in range(len(rewards))])
 
 
-
-
 # In fp32 the mean of eight rewards of 0.7 is not 0.7, so that a std comes out above 0 though all rewards are equal.
 ADVANTAGES.bug(
     name="zero-variance",
@@ -593,8 +591,6 @@ def kept_prompts(compute_advantages, rewards):
     for rollout in groups[-1]:
         rollout.value = None
     return compute_advantages(groups, zero_variance_filter=True, normalisation="none")[0]
-
-
 
 
 # Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
@@ -657,8 +653,6 @@ def counted(count, lengths, prompt_index):
     """The three counts, then the tokens of each prompt."""
     *counts, tokens_per_prompt = count(lengths, prompt_index)
     return [*counts, *tokens_per_prompt]
-
-
 
 
 # Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and

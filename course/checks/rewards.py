@@ -93,8 +93,6 @@ def penalty_over_the_whole_length(tokens, *, length_max, length_cache):
     return min(max((length_max - tokens) / length_max - 1, -1.0), 0.0)
 
 
-
-
 # From 12 = 14 - 2 tokens on the penalty falls by 1/2 per token, to -1 at 14.
 REWARDS.write(
     name="penalty",
@@ -159,8 +157,6 @@ def chance_pooled(groups, k):
     return 1 - comb(n - c, k) / comb(n, k), 0.0
 
 
-
-
 # n = 4, k = 2, c = 1, 0, 3 right answers: of the 6 pairs of answers 3, 0 and 6 hold at least one right answer.
 REWARDS.write(
     name="pass-at-k",
@@ -190,8 +186,6 @@ def answers(final_answer, texts):
     """Lengths of the answers in texts, -1 without an answer."""
     found = [final_answer(text) for text in texts]
     return [-1 if answer is None else len(answer) for answer in found]
-
-
 
 
 REWARDS.bug(

@@ -7,7 +7,7 @@ a later epoch).
     Curriculum.next(n) -> the next n prompts, from every source its share
     Curriculum.update_history(i, pass_rate) records the pass rate of prompt i in the history
 
-Files and data sets are read by plumbing/prompts/sources.py. The embedded tasks:
+Files and data sets are read by plumbing/prompts.py. The embedded tasks:
   arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py). A fixed hash of
               the text reserves one text in HELD_OUT for validation, so neither SFT nor RL can meet a validation prompt,
               whatever their seeds.
@@ -371,7 +371,7 @@ def modular(rng: random.Random, length: int) -> tuple[str, str]:
 
 
 # To add a task, add its row: --data and --help, the policy that a run starts from, verdicts and the tests follow.
-EMBEDDED = {
+EMBEDDED_TASKS = {
     # SFT shows sums of 3 to 12 operands, each length as often (sft.TRACES).
     "arithmetic": EmbeddedTask(expression, [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6, 1_400),
     "sorting": EmbeddedTask(unsorted, range(3, 13), 8_000, base="base/sorting"),
@@ -385,7 +385,7 @@ def base_of(tasks: Iterable[str]) -> str:
     >>> base_of(["arithmetic", "sorting"]), base_of(["prompts.jsonl"])
     ('base/sorting', 'base')
     """
-    own = (EMBEDDED[task].base for task in tasks if task in EMBEDDED)
+    own = (EMBEDDED_TASKS[task].base for task in tasks if task in EMBEDDED_TASKS)
     return next((base for base in own if base != "base"), "base")
 
 
@@ -396,7 +396,7 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
     Raises ValueError if the task has too few texts.
     """
     rng = random.Random(f"{task}/{seed}")
-    example, lengths, *_ = EMBEDDED[task]
+    example, lengths, *_ = EMBEDDED_TASKS[task]
     pairs = {}
     for _ in range(MOST_DRAWS * count):
         if len(pairs) == count:

@@ -15,7 +15,7 @@ Deviation: the default does not use the grid of A.5 (`grid=PAPER_GRID` does). It
 Deviation: R_0 is fitted too, unless given: its measurement is as noisy as any other and counts as one more point.
 Deviation: the command line and train.py leave out the first 10 % of the fitted range (the paper: the first epoch).
 Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for the 8B runs is inferred (PAPER_R_0 in
-  plumbing/curves/figures.py).
+  plumbing/figures.py).
 
 forecast.py: how sure a fit is, forecasts, and when to stop.
 Run:   python fit.py runs/NAME -o scaling.png       (the whole command line: docs/forecasting.md)
@@ -314,4 +314,4 @@ def fit_power_law(compute, reward, start=None, stop=None):
 if __name__ == "__main__":  # the command line imports this file, never the other way round
     import runpy
 
-    runpy.run_module("plumbing.curves.cli", run_name="__main__")
+    runpy.run_module("plumbing.curves", run_name="__main__")

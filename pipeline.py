@@ -239,7 +239,7 @@ class RolloutQueue:
 
     Every trainer rank makes the same calls; only rank 0 talks to the generators.
 
-    store, trainers, generators   plumbing.run.store.Store, and the ranks of both
+    store, trainers, generators   plumbing.store.Store, and the ranks of both
     off_policy, k                 a name in OFF_POLICY; optimizer steps (Sec. 3.1)
     prompts, generations          P, requests per optimizer step; G, rollouts per request
     steps, start                  optimizer steps of the run; those already done (a resumed run)

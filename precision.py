@@ -147,7 +147,7 @@ def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_hea
     hidden       (..., H)  states that predict `ids`; carries a gradient
     head_weight  (V, H)    carries a gradient, summed over chunks in fp32
     ids          (...)     int64
-    chunk        positions whose logits exist at once (head_bytes in plumbing/setup/sizing.py)
+    chunk        positions whose logits exist at once (head_bytes in plumbing/memory.py)
     temperature  the sampler's, > 0: log-probs are those of the distribution that was sampled
     fp32_head    False: the matmul runs in the dtype of `head_weight` (the leave-one-out of Sec. 4)
 

@@ -4,13 +4,13 @@ Sec. 2 and A.3 (setup, optimizer), Sec. 3 and A.17 (clips), Sec. 4 (ScaleRL), A.
 
     --recipe NAME    -> RECIPES     algorithm: loss, aggregation, normalisation, filters, head, off-policy, k, prompts
     the loss's clips -> declared beside each loss in loss.py
-    setup            -> EMBEDDED for the models in base/, TINY for base/tiny, PAPER for any other: learning rate, steps,
+    setup            -> BASE for the models in base/, TINY for base/tiny, PAPER for any other: learning rate, steps,
                         lengths, validation
 
 The name of each setting is that of the flag of train.py that overrides it. --recipe never sets learning rate, steps or
 model.
 
-Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (EMBEDDED).
+Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (BASE).
   Generators may run k = 2 steps ahead there, not 8. On two cores they are about as fast as the trainer, and tokens are
   one to one and a half steps old. --k and --recipe win over these defaults.
 Open in the paper: MiniMax's normalisation and k. Here they are prompt and 8.
@@ -41,13 +41,13 @@ PAPER = dict(  # Sec. 2, A.3, A.10; steps: those of the 8B run in Fig. 1
     length_cache=2000, eval_every=100, eval_prompts=1000, eval_generations=16, token_budget=32768,
     activation_checkpointing=True)
 # Deviation: a 0.5M-parameter policy on two cores; the sizes were chosen by measurement.
-EMBEDDED = dict(
+BASE = dict(
     lr=2e-4, warmup=8, steps=120, prompts=32, generations=16, max_new_tokens=112, max_prompt_tokens=40, slots=256,
     length_control="interrupt", interrupt_at=(96, 104), interrupt_phrase="</think>", length_max=112, length_cache=16,
     eval_every=8, eval_prompts=256, eval_generations=4, token_budget=2048, activation_checkpointing=False, k=2)
 # Deviation: a policy of 41,000 parameters, with which a run takes seconds.
-TINY = EMBEDDED | dict(
+TINY = BASE | dict(
     lr=3e-4, steps=320, prompts=16, generations=8, max_new_tokens=7, max_prompt_tokens=8, interrupt_at=(3, 4),
     token_budget=4096, eval_every=16, eval_prompts=128, k=1)
-OF_BASE = {"base/tiny": TINY}  # a policy of base/ with other settings than EMBEDDED
+OF_BASE = {"base/tiny": TINY}  # a policy of base/ with other settings than BASE
 # fmt: on

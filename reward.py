@@ -8,8 +8,8 @@
 
 v is kept beside r because pass rates and both prompt filters use v, never a shaped reward. `correct` means v = 1.
 
-Deviation: with --reward, v may be any number from 0 to 1 (verify/own.py). The paper has only right and wrong, and Eq. 1
-  needs no more than a bounded metric. Deviations of the verdicts: verify/graders.py.
+Deviation: with --reward, v may be any number from 0 to 1 (verify/user_reward.py). The paper has only right and wrong,
+  and Eq. 1 needs no more than a bounded metric. Deviations of the verdicts: verify/graders.py.
 Open in the paper: whether a truncated completion that already shows its answer is correct. Here it is not read, and it
   is wrong. A.15 leaves it out of the loss, but the pass rate needs a value.
 

@@ -48,10 +48,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 import data
 import reward
 import rollout
-from plumbing.prompts import sources
-from plumbing.run import checkpoints
-from plumbing.setup import evaluation
-from plumbing.typed import Parser
+from plumbing import checkpoints, evaluate
+from plumbing.arguments import Parser
+from plumbing.prompts import read_sources
 from verify.scorer import Scorer
 
 SLIP = 0.2  # P(slip) in a step that takes one operand or digit
@@ -197,7 +196,7 @@ def batch(tokens, rng: random.Random, habits: bool, tasks):
         ids = []
         labels = []
         while len(ids) < PER_CLASS:
-            text, _ = data.EMBEDDED[task].example(rng, length)
+            text, _ = data.EMBEDDED_TASKS[task].example(rng, length)
             if not data.is_held_out(text):  # validation prompts stay unseen
                 prompt = tokens.encode(text)
                 completion = tokens.encode(completion_of(text, rng, habits))
@@ -234,13 +233,13 @@ def supervise(model, tokens, *, tasks, habits: bool, steps: int, seed: int):
 
 def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16):
     """(pass rate, pass@`generations`) of a policy on `prompts` validation prompts of a task."""
-    questions = sources.load(task, tokens, budget=64, validation=prompts).validation
+    questions = read_sources(task, tokens, budget=64, validation=prompts).validation
     groups = [[] for _ in questions]
     with (
         closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
         closing(Scorer(timeout=5.0)) as scorer,
     ):
-        for score in evaluation.complete(generator, scorer, questions, generations):
+        for score in evaluate.complete(generator, scorer, questions, generations):
             groups[score.completion.request].append(score.correct)
     return [reward.pass_at_k(groups, k)[0] for k in (1, generations)]
 

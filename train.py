@@ -16,7 +16,7 @@ Deviation: none known beyond those of the modules.
 
 import sys
 
-from plumbing.setup.settings import read_settings
+from plumbing.settings import read_settings
 
 if __name__ == "__main__":  # --help and wrong flags answer before the imports below, which take seconds
     SETTINGS = read_settings(sys.argv[1:])
@@ -38,14 +38,13 @@ import loss
 import precision
 import reward
 from pipeline import RolloutQueue, broadcasts
-from plumbing.run import checkpoints
-from plumbing.run import folder as run_folder
-from plumbing.run.launch import alone, launch, torchrun
-from plumbing.run.processes import Processes, layout_of, lead, serve
-from plumbing.run.virtual import InOneProcess
-from plumbing.setup import build, evaluation, sizing
-from plumbing.setup.plan import show_plan
-from plumbing.watch import run_log
+from plumbing import build, checkpoints, evaluate, memory
+from plumbing import folder as run_folder
+from plumbing import log as run_log
+from plumbing.launch import alone, launch, torchrun
+from plumbing.plan import show_plan
+from plumbing.processes import Processes, layout_of, lead, serve
+from plumbing.virtual import InOneProcess
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 
@@ -178,11 +177,11 @@ class Trainer:
         rule = {name: getattr(args, name) for name in ("off_policy", "k", "prompts", "generations", "steps")}
         ranks = processes.trainer_ranks, processes.generator_ranks
         self.queue = RolloutQueue(processes.store, *ranks, **rule, start=self.version, drain=processes.drain)
-        self.policy.chunk = sizing.head_chunk(args, self.policy.model.config)
+        self.policy.chunk = memory.head_chunk(args, self.policy.model.config)
         self.replay = experts.Replay(self.policy.model)
         active = experts.active_parameters(self.policy.model)
         self.log = run_log.RunLog(args, processes, active, state, self.queue.generator_work)
-        self.decoder = evaluation.trainer_decodes(args, processes, self.policy, generate)
+        self.decoder = evaluate.trainer_decodes(args, processes, self.policy, generate)
         self.log("config", step=self.version, flags=vars(args), **build.provenance(prompts, processes.world))
 
     # --- One optimizer step
@@ -275,7 +274,7 @@ class Trainer:
             skipped=update.skipped,
             **update.means,
             **batches.batch_metrics(groups, self.version - 1),
-            **evaluation.grading_metrics(groups, self.curriculum.prompts),
+            **evaluate.grading_metrics(groups, self.curriculum.prompts),
         )
 
     def evaluate(self):
@@ -287,8 +286,8 @@ class Trainer:
             self.evaluated = self.version
             if not groups:  # only rank 0 has them
                 return
-            self.log("eval", step=self.version, **evaluation.metrics(groups, self.validation, self.benchmarks))
-        evaluation.keep_samples(self.args.out, self.version, self.validation, groups, samples)
+            self.log("eval", step=self.version, **evaluate.metrics(groups, self.validation, self.benchmarks))
+        evaluate.keep_samples(self.args.out, self.version, self.validation, groups, samples)
 
     def late_for_a_checkpoint(self):
         """Whether the last one was written more than checkpoints.LATEST seconds ago, by the clock of rank 0.
@@ -328,7 +327,7 @@ def main(args):
     if not alone(args) and torchrun("WORLD_SIZE") == 1:
         launch(__file__, sys.argv[1:])
     if args.evaluate:
-        return evaluation.evaluate_policy(args, build.questions(args, prompts))
+        return evaluate.evaluate_policy(args, build.questions(args, prompts))
     processes = InOneProcess(args, generate) if args.virtual else Processes(args)
     with closing(processes):
         if processes.rank in processes.trainer_ranks:

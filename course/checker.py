@@ -168,7 +168,7 @@ def original_of(exercise, root=ROOT):
 
 
 def modules_of(root):
-    """The files of Python in a folder that a run may import, as "plumbing/run/store.py": the project's, and one's own
+    """The files of Python in a folder that a run may import, as "plumbing/store.py": the project's, and one's own
     at the top and in folders of the top.
     """
     found = {path.relative_to(root) for pattern in ("*.py", "*/*.py", *FOLDERS) for path in root.glob(pattern)}
@@ -215,7 +215,7 @@ def text_for(name, source):
 
 
 def module_name(file):
-    """What a file is imported as: plumbing/watch/run_log.py as plumbing.watch.run_log."""
+    """What a file is imported as: plumbing/log.py as plumbing.log."""
     return file.removesuffix(".py").replace("/", ".")
 
 

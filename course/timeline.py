@@ -4,7 +4,7 @@
 
 Generators make one batch after the other, `generate` seconds each; trainers take `train` seconds for a step; weights
 travel at once. When a batch may begin, what a step waits for and which versions the generators get, say pipeline.py's
-own rules, here with one request per batch (Sec. 3.1). plumbing/run/virtual.py simulates whole runs.
+own rules, here with one request per batch (Sec. 3.1). plumbing/virtual.py simulates whole runs.
 
 Test: pytest tests/test_exercises.py -k timeline
 """

@@ -31,13 +31,12 @@ from statistics import mean
 
 import numpy as np
 
-from lab import figures, statistics
-from lab.settings import TABLES, kept_groups, make_inputs
-from plumbing.curves import cli
-from plumbing.run import folder as run_folder
-from plumbing.run import launch
-from plumbing.run.processes import code_digest
-from plumbing.setup.settings import FIELDS, known_flags, read_settings
+from lab import drawing, statistics
+from lab.tables import TABLES, kept_groups, make_inputs
+from plumbing import curves, launch
+from plumbing import folder as run_folder
+from plumbing.processes import code_digest
+from plumbing.settings import FIELDS, known_flags, read_settings
 from recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,7 +71,7 @@ def parsed(argv):
         parser.error(f"got --seeds {args.seeds}, expected 1 or more")
     if len(words) == 1 and words[0] in TABLES:
         if common:
-            parser.error(f"got {common[0]}, but the flags of a table are those of lab/settings.py")
+            parser.error(f"got {common[0]}, but the flags of a table are those of lab/tables.py")
         return args, {name: flags.split() for name, flags in TABLES[words[0]].items()}, words[0]
     pairs = [word.partition(":") for word in words]
     if len(pairs) < 2 or not all(colon for _, colon, _ in pairs):
@@ -229,7 +228,7 @@ def settings_lines(groups):
             )
         )
     tasks = {task for runs in groups.values() for run in runs for task in run.tasks}
-    lines = cli.table(rows)
+    lines = curves.table(rows)
     if len(tasks) > 1:
         for name, runs in groups.items():
             own = {task: mean(run.tasks[task] for run in runs) for task in runs[0].tasks}
@@ -252,7 +251,7 @@ def difference_lines(rows, reference, x):
     for row in rows:
         compute = f"to {row.level:.3f}: {shown(row.compute, ratio=True) if row.compute else 'a run does not get there'}"
         table.append((row.name, shown(row.end), compute, shown(row.A)))
-    return [f"minus {reference}, paired by seed, 90 % intervals:", *cli.table(table)]
+    return [f"minus {reference}, paired by seed, 90 % intervals:", *curves.table(table)]
 
 
 def answer(row, reference, of):
@@ -315,7 +314,7 @@ def main(argv=None):
         x = "tokens" if settings.virtual == "exact" else "gpu_hours"
         lines, rows = report(groups, asked, x)
         args.out.mkdir(parents=True, exist_ok=True)
-        path = figures.comparison(args.out / f"{table or 'comparison'}.png", groups, rows, x)
+        path = drawing.comparison(args.out / f"{table or 'comparison'}.png", groups, rows, x)
     except (CannotRun, OSError) as error:
         sys.exit(f"lab.compare: {error}")
     print("", *lines, limits(settings), f"written to {path}", sep="\n")

@@ -27,8 +27,8 @@ import data
 import loss
 import pipeline
 import precision
-from plumbing.prompts import sources
-from plumbing.setup.build import make
+from plumbing.build import make
+from plumbing.prompts import read_sources
 
 SPREADS = (1.0, 4.0, 8.0)  # std of the logits, nats: from nearly uniform to a mean top-1 probability near 0.6
 HEADS = {False: "bf16", True: "fp32"}
@@ -69,7 +69,7 @@ def random_prompts():
 
 def prompts_of(source, folder):
     """The first PROMPTS prompts of a source of --data, as the model in this folder reads them."""
-    return list(islice(sources.load([source], AutoTokenizer.from_pretrained(folder), budget=LONGEST).train, PROMPTS))
+    return list(islice(read_sources([source], AutoTokenizer.from_pretrained(folder), budget=LONGEST).train, PROMPTS))
 
 
 def completions(backend, folder, fp32_head, prompts):

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import forecast
-from plumbing.curves.logs import read_run
+from plumbing.foreign_logs import read_run
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs"  # weights, questions and runs
@@ -80,7 +80,7 @@ def questions(count, seed=0):
     """`count` different rows as train.py's --data takes them; always the same for the same seed.
 
     The task is "arithmetic", so that an answer must be the number, character by character. math-verify, which compares
-    answers of the task "math", by itself also accepts a repeated question, 3+14 for 17 (see verify/unfinished.py).
+    answers of the task "math", by itself also accepts a repeated question, 3+14 for 17 (see verify/unevaluated.py).
     """
     rng = random.Random(seed)
     rows = {}

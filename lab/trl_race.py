@@ -34,7 +34,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
 
-from plumbing.setup.settings import read_settings
+from plumbing.settings import read_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,15 +57,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import rollout
-from plumbing.prompts import sources
-from plumbing.setup import evaluation
+from plumbing import evaluate
+from plumbing.prompts import read_sources
 from verify.scorer import Scorer
 
 
 torch.set_num_threads(os.cpu_count())
 flags = settings["flags"]
 tokenizer = AutoTokenizer.from_pretrained(settings["model"])
-prompts = sources.load(flags["data"], tokenizer, budget=flags["max_prompt_tokens"], validation=flags["eval_prompts"])
+prompts = read_sources(flags["data"], tokenizer, budget=flags["max_prompt_tokens"], validation=flags["eval_prompts"])
 phrase_ids = tokenizer.encode(flags["interrupt_phrase"], add_special_tokens=False)
 lengths = dict(slots=flags["slots"], max_new_tokens=flags["max_new_tokens"], think_budget=flags["interrupt_at"],
                phrase_ids=phrase_ids)
@@ -85,7 +85,7 @@ class Watch(TrainerCallback):
             model.eval()
             generator = rollout.TorchGenerator(model, tokenizer, version=step, **lengths)
             with torch.no_grad(), closing(Scorer(timeout=5.0)) as scorer:
-                found = [score.correct for score in evaluation.complete(
+                found = [score.correct for score in evaluate.complete(
                     generator, scorer, prompts.validation, flags["eval_generations"])]
             model.train()
             self.evaluations.append((self.seconds, sum(found) / len(found)))

@@ -75,7 +75,7 @@ def launched(monkeypatch, **variables):
 
 def given(flags=""):
     """The settings of a command line."""
-    from plumbing.setup.settings import read_settings
+    from plumbing.settings import read_settings
 
     return read_settings(flags.split())
 
@@ -83,11 +83,11 @@ def given(flags=""):
 def ended(flags):
     """The exit code of a run in this process.
 
-    It draws no run.png, which takes longer than most runs of the tests; test_run_log.py has one drawn.
+    It draws no run.png, which takes longer than most runs of the tests; test_log.py has one drawn.
     """
     import train
 
-    with patch("plumbing.curves.figures.page"):
+    with patch("plumbing.figures.page"):
         return train.main(given(flags))
 
 
@@ -226,7 +226,7 @@ def defined(path):
 # Test modules -> what they need that macOS and Windows lack.
 NEEDS_LINUX = {
     **dict.fromkeys(("faults", "heartbeat", "nodes", "restarts", "resumed", "train"), "processes of torchrun"),
-    **dict.fromkeys(("own", "programs", "sandbox", "scorer"), "sandboxes and workers"),
+    **dict.fromkeys(("user_reward", "programs", "sandbox", "scorer"), "sandboxes and workers"),
     **dict.fromkeys(("run_folder", "virtual"), "locks, signals and forks"),
     **dict.fromkeys(("vllm",), "what it installs"),
 }
@@ -246,7 +246,7 @@ def pytest_pycollect_makemodule(module_path, parent):
 # Both fork ranks from one process that has imported all.
 TOGETHER = {"tests/test_precision.py": "tests/test_train.py"}
 # The test modules that take longest: `pytest -n 2` begins with them, so that no core waits for the last one.
-LONGEST = ("scorer", "sandbox", "graders", "train", "virtual", "own")
+LONGEST = ("scorer", "sandbox", "graders", "train", "virtual", "user_reward")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -286,7 +286,7 @@ def forks():
     here = Path(__file__).parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent), str(here)]))
-        late = "transformers.models.qwen3.modeling_qwen3", "plumbing.curves.figures", "matplotlib.figure"
+        late = "transformers.models.qwen3.modeling_qwen3", "plumbing.figures", "matplotlib.figure"
         context.set_forkserver_preload(["train", "test_train", *late])
         multiprocessing.forkserver.ensure_running()
     return context

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 import data
 import loss
 import pipeline
-from plumbing.prompts import sources
-from plumbing.setup.settings import ROOT, known_flags, preset_of
+from plumbing import prompts as sources
+from plumbing.settings import ROOT, known_flags, preset_of
 from verify import graders
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
@@ -163,7 +163,7 @@ def test_a_broken_aggregation_fails(monkeypatch, divisor):
 
 def check_embedded(task):
     """Its prompts are the same again, apart from the held-out ones, and its policy can read them; answers are exact."""
-    row = data.EMBEDDED[task]
+    row = data.EMBEDDED_TASKS[task]
     train, held, again = (data.examples(task, row.prompts, seed=0, held_out=held_out) for held_out in (0, 1, 0))
     assert train == again and not {text for text, _ in train} & {text for text, _ in held}
     for _, answer in train:
@@ -179,7 +179,7 @@ def check_embedded(task):
     assert max(map(len, tokens([*texts])["input_ids"])) <= longest
 
 
-@pytest.mark.parametrize("task", data.EMBEDDED)
+@pytest.mark.parametrize("task", data.EMBEDDED_TASKS)
 def test_every_embedded_task_can_be_learnt(task):
     check_embedded(task)
 
@@ -192,7 +192,7 @@ def longest_first(rng, length):
 
 def add_task(monkeypatch, example):
     row = data.EmbeddedTask(example, range(3, 9), 100, base="base/sorting")
-    monkeypatch.setitem(data.EMBEDDED, "falling", row)
+    monkeypatch.setitem(data.EMBEDDED_TASKS, "falling", row)
     monkeypatch.setitem(graders.TASKS, "falling", graders.TASKS["sorting"])  # as when the row stands in data.py
 
 
@@ -201,7 +201,7 @@ def test_an_embedded_task_is_one_row(monkeypatch):
     check_embedded("falling")
     assert given("--data falling").model == "base/sorting"
     tokens = AutoTokenizer.from_pretrained(ROOT / "base" / "sorting")
-    assert len(sources.load("falling", tokens, budget=40, validation=8).train) == 100
+    assert len(sources.read_sources("falling", tokens, budget=40, validation=8).train) == 100
 
 
 @pytest.mark.parametrize("example", [

@@ -15,7 +15,7 @@ import batches
 import data
 import loss
 import pipeline
-from plumbing.setup import evaluation
+from plumbing import evaluate
 from verify.graders import OWN, UNREADABLE
 
 # loss.compute_advantages with ScaleRL's filter and normalisation
@@ -138,7 +138,7 @@ def test_a_missing_verdict_is_the_verifiers_failure_or_bad_data_or_ones_own_func
     errors = ["no memory", f"{UNREADABLE} in LaTeX", f"{OWN} raised KeyError", OWN]
     groups = [[rollout(True, p), replace(rollout(None, p), error=error)] for p, error in enumerate(errors)]
     prompts = [data.Prompt(p, (1,), "", "$", "math", where=f"a:{p}") for p in range(4)]
-    found = evaluation.grading_metrics(groups, prompts)
+    found = evaluate.grading_metrics(groups, prompts)
     told = [(row["where"], row["verifier"], row["own"]) for row in found["failures"]]
     assert told == [("a:0", True, False), ("a:1", False, False), ("a:2", False, True)]
     assert found["failures"][0]["error"] == "no memory" and found["silent"] == 1  # no opinion is no failure
@@ -148,4 +148,4 @@ def test_a_completion_has_answered_if_it_wrote_the_mark_itself_or_is_right():
     wrong = rollout(False)
     by_phrase = replace(wrong, interrupted=True)  # the phrase holds the mark
     group = [wrong, replace(wrong, marked=False), by_phrase, replace(by_phrase, value=1.0)]
-    assert evaluation.grading_metrics([group], [None])["answered"] == 2 / 4
+    assert evaluate.grading_metrics([group], [None])["answered"] == 2 / 4

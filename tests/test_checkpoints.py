@@ -1,4 +1,4 @@
-"""Claims about plumbing/run/checkpoints.py: weights that nobody can explain are not trained, and no file runs code."""
+"""Claims about plumbing/checkpoints.py: weights that nobody can explain are not trained, and no file runs code."""
 
 import gzip
 import io
@@ -24,10 +24,8 @@ from transformers import AutoConfig
 
 import fit
 import train
-from plumbing.curves import logs
-from plumbing.prompts import sources
-from plumbing.run import checkpoints
-from plumbing.setup import build
+from plumbing import build, checkpoints, foreign_logs
+from plumbing import prompts as sources
 
 TINY = BASE / "tiny"
 WEIGHTS = load_file(TINY / "model.safetensors")
@@ -270,9 +268,9 @@ CONTENTS = {
 def test_no_file_of_prompts_or_log_runs_code_whatever_its_name_says(name, content, elsewhere):  # noqa: F811
     Path(name).write_bytes(CONTENTS[content])
     with suppress(ValueError):
-        sources.load([name], character_tokenizer(), budget=40, validation=1)
+        sources.read_sources([name], character_tokenizer(), budget=40, validation=1)
     with suppress(fit.BadInput):
-        logs.read_runs(name, "step", "pass_rate")
+        foreign_logs.read_runs(name, "step", "pass_rate")
     assert not Path("ran").exists()
 
 

@@ -98,7 +98,7 @@ def test_sorting_answers_hold_the_digits_of_the_prompt_from_small_to_large():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32), st.integers(0, 2**32), st.sampled_from(list(data.EMBEDDED)))
+@given(st.integers(0, 2**32), st.integers(0, 2**32), st.sampled_from(list(data.EMBEDDED_TASKS)))
 def test_no_seed_of_sft_or_rl_ever_draws_a_validation_text(seed, other, task):
     validation = {text for text, _ in data.examples(task, 20, seed=other, held_out=True)}
     ours = {text for text, _ in data.examples(task, 50, seed=seed, held_out=False)}

@@ -26,11 +26,10 @@ from torch.utils._pytree import tree_map_only
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import train
-from plumbing.run import checkpoints
-from plumbing.run import folder as run_folder
-from plumbing.run.processes import Processes
-from plumbing.setup import build
-from plumbing.watch import run_log
+from plumbing import build, checkpoints
+from plumbing import folder as run_folder
+from plumbing import log as run_log
+from plumbing.processes import Processes
 from verify import sandbox
 from verify.workers import grade_code
 

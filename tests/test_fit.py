@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fit
-from plumbing.curves import figures
+from plumbing import figures
 
 TRUTH = {"A": 0.8, "B": 1.7, "C_mid": 30.0, "R_0": 0.2}
 

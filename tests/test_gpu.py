@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import pipeline
 import precision
 import rollout
-from plumbing.prompts import sources
+from plumbing import prompts as sources
 
 if torch.cuda.is_available() and find_spec("vllm"):  # vLLM gets its weights within one GPU
     from test_vllm import (  # noqa: F401
@@ -59,7 +59,7 @@ def generator(device):
     phrase = tokenizer.encode("</think>", add_special_tokens=False)
     settings = dict(max_new_tokens=64, max_prompt_tokens=32, think_budget=(20, 40), phrase_ids=phrase)
     made = rollout.TorchGenerator(model, tokenizer, slots=4, temperature=0.0, **settings)
-    for prompt in sources.load("arithmetic", tokenizer, budget=32, validation=8).validation:
+    for prompt in sources.read_sources("arithmetic", tokenizer, budget=32, validation=8).validation:
         made.add(pipeline.Request(prompt.index, 0, prompt, 1))
     return made
 

@@ -20,8 +20,8 @@ from conftest import refuses, rows, write_rows
 from test_data import tokenizer  # noqa: F401
 
 from data import Prompt
-from plumbing.prompts import sources
-from verify import graders, lists, mathematics, programs
+from plumbing import prompts as sources
+from verify import graders, mathematics, programs, vocabulary
 from verify.scorer import verdicts
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ def test_a_tasks_unreadable_reference_is_found_and_named_when_the_data_is_loaded
     path = tmp_path / "rows.jsonl"
     answers = [examples.right[0][1], examples.unreadable]
     write_rows(path, [{"prompt": f"{n}", "answer": answer, "task": task} for n, answer in enumerate(answers)])
-    refuses("rows.jsonl:2: ", sources.load, str(path), tokenizer, budget=9)
+    refuses("rows.jsonl:2: ", sources.read_sources, str(path), tokenizer, budget=9)
 
 
 def test_a_grader_that_raises_shows_its_own_exception_file_and_line():
@@ -87,10 +87,10 @@ def test_the_final_expression_is_the_last_boxes_in_one_list_or_the_whole_short_a
 
 @pytest.mark.parametrize("pattern, replacement, before, after", mathematics.NORMALISE, ids=count())
 def test_every_rule_of_normalise_does_what_stands_beside_it(pattern, replacement, before, after):
-    if replacement is lists.units:
-        replacement = partial(lists.units, known="", found=set())
-    elif replacement is lists.currency:
-        replacement = partial(lists.currency, found=set())
+    if replacement is vocabulary.units:
+        replacement = partial(vocabulary.units, known="", found=set())
+    elif replacement is vocabulary.currency:
+        replacement = partial(vocabulary.currency, found=set())
     assert pattern.sub(replacement, before) == after != before
 
 

@@ -12,8 +12,8 @@ from multiprocessing import Pipe
 import pytest
 from conftest import refuses
 
-from plumbing.run import heartbeat
-from plumbing.run.heartbeat import LATE, Heartbeat, Lost
+from plumbing import heartbeat
+from plumbing.heartbeat import LATE, Heartbeat, Lost
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from conftest import ended, wait_until
 from scipy.stats import ttest_rel
 
 import recipes
-from lab import compare, figures, generate, settings, statistics
-from plumbing.setup.settings import read_settings
+from lab import compare, drawing, generate, statistics, tables
+from plumbing.settings import read_settings
 
 ROOT = Path(__file__).parent.parent
 QUICK = (
@@ -130,52 +130,52 @@ def test_there_is_no_verdict_where_a_clip_is_idle_or_half_of_the_seeds_give_the_
 # --- Tables of settings ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", sorted(settings.TABLES))
+@pytest.mark.parametrize("table", sorted(tables.TABLES))
 def test_the_settings_of_a_table_are_runs_that_train_py_takes_with_the_staleness_that_its_name_says(
     table, monkeypatch, losses_as_before
 ):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("plumbing.prompts.sources.anchored", lambda name: name)
-    for name, flags in settings.TABLES[table].items():
+    monkeypatch.setattr("plumbing.settings.anchored", lambda name: name)
+    for name, flags in tables.TABLES[table].items():
         args = compare.checked(compare.with_seed(flags.split(), 3), 3, Path("/none"))
         assert args.seed == 3 and args.steps // args.eval_every >= 10
         if found := re.search(r"-k(\d+)", table):
             assert args.k == int(found[1])
         if found := re.search(r"-x([\d.]+)", table):
-            assert args.lr == pytest.approx(float(found[1]) * settings.LEARNING_RATE)
+            assert args.lr == pytest.approx(float(found[1]) * tables.LEARNING_RATE)
         if table in ("exact-1", "recipes"):  # PPO-off-policy: at most k - 1
             assert args.k - (args.off_policy == "ppo") == 1, name
 
 
 def test_a_setting_is_left_out_of_scalerl_alone_and_all_of_a_table_are_different_runs():
-    for table, own in settings.TABLES.items():
+    for table, own in tables.TABLES.items():
         assert len(set(own.values())) == len(own), table
-    scalerl, other = (vars(read_settings(settings.TABLES["exact-1"][n].split())) for n in ("scalerl", "loo-no-filter"))
+    scalerl, other = (vars(read_settings(tables.TABLES["exact-1"][n].split())) for n in ("scalerl", "loo-no-filter"))
     assert {name for name in scalerl if scalerl[name] != other[name]} - {"asked"} == {"zero_variance_filter"}
 
 
 def test_prompts_and_policies_that_a_run_names_are_made_once_and_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(settings, "MADE", tmp_path)
+    monkeypatch.setattr(tables, "MADE", tmp_path)
     for name in ("TINY_SKILL_STEPS", "TINY_HABIT_STEPS"):
         monkeypatch.setattr(f"sft.{name}", 1)
     named = [f"{tmp_path}/longer.jsonl:3:tiny", f"{tmp_path}/tiny-24-seed1"]
-    settings.make_inputs(["--data", *named, "elsewhere.jsonl"])
+    tables.make_inputs(["--data", *named, "elsewhere.jsonl"])
     rows = [json.loads(line) for line in (tmp_path / "longer.jsonl").open()]
     assert {len(re.findall(r"\d", row["prompt"])) for row in rows} == {6, 7}
     assert json.loads((tmp_path / "tiny-24-seed1" / "config.json").read_text())["hidden_size"] == 24
     for name in ("write_prompts", "make_policy"):
-        monkeypatch.setattr(settings, name, None)
-    settings.make_inputs(["--data", *named])  # they are there
+        monkeypatch.setattr(tables, name, None)
+    tables.make_inputs(["--data", *named])  # they are there
 
 
 def test_no_setting_of_a_table_takes_anything_from_a_preset(monkeypatch, losses_as_before):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("plumbing.prompts.sources.anchored", lambda name: name)
-    flags = {flags for own in settings.TABLES.values() for flags in own.values()}
+    monkeypatch.setattr("plumbing.settings.anchored", lambda name: name)
+    flags = {flags for own in tables.TABLES.values() for flags in own.values()}
     now = {text: vars(read_settings(text.split())) for text in flags}
-    other = dict.fromkeys(recipes.EMBEDDED, 1) | {"k": 64, "interrupt_phrase": "so: </think>"}
+    other = dict.fromkeys(recipes.BASE, 1) | {"k": 64, "interrupt_phrase": "so: </think>"}
     other |= {"length_control": "penalty", "interrupt_at": (1, 1)}
-    for preset, (name, value) in product((recipes.EMBEDDED, recipes.TINY), other.items()):
+    for preset, (name, value) in product((recipes.BASE, recipes.TINY), other.items()):
         monkeypatch.setitem(preset, name, value)
     unread = {"asked", "length_max", "length_cache", "interrupt_at", "interrupt_phrase", "default_new"}
     for text, before in now.items():
@@ -184,10 +184,10 @@ def test_no_setting_of_a_table_takes_anything_from_a_preset(monkeypatch, losses_
 
 
 def test_the_kept_runs_are_those_of_the_tables_and_collapse_as_they_did():
-    tables = {flags for own in settings.TABLES.values() for flags in own.values()}
-    assert {flags for flags, _ in settings.kept_runs()} <= tables
-    rates = [f"grid-k{k}-x{rate}" for k, rate in product(settings.STALENESS, settings.RATES)]
-    runs = [one for table in rates for own in settings.kept_groups(table).values() for one in own]
+    named = {flags for own in tables.TABLES.values() for flags in own.values()}
+    assert {flags for flags, _ in tables.kept_runs()} <= named
+    rates = [f"grid-k{k}-x{rate}" for k, rate in product(tables.STALENESS, tables.RATES)]
+    runs = [one for table in rates for own in tables.kept_groups(table).values() for one in own]
     fallen = [one for one in runs if statistics.collapses(one)]
     assert len(runs) == 1008 and (len(fallen), sum(map(statistics.never_learns, fallen))) == (320, 161)
 
@@ -227,7 +227,7 @@ def test_settings_that_differ_in_how_they_clip_alone_are_told_from_others():
     [
         ("'a: --k 1'", "expected two or more settings"),
         ("'a: --k 1' 'a: --k 2'", "two settings have the same name"),
-        ("exact-8 --lr 0.1", "got --lr, but the flags of a table are those of lab/settings.py"),
+        ("exact-8 --lr 0.1", "got --lr, but the flags of a table are those of lab/tables.py"),
         ("'a: --k 1' 'b: --k 2' --data tiny", "add --virtual exact"),
         ("'a: --k 1' 'b: --k 2' --out x --resume --virtual exact", "got --resume, which the lab sets itself"),
         ("'a: --k 1' 'b: --eps-hihg 2' --data tiny --virtual exact", "unrecognized arguments: --eps-hihg 2"),
@@ -297,10 +297,10 @@ def test_a_table_is_compared_by_its_kept_runs(tmp_path, capsys):
 
 def test_the_figures_of_the_kept_runs_have_a_panel_a_rate_and_an_axis(tmp_path):
     def few(table):
-        return {name: runs[:2] for name, runs in settings.kept_groups(table).items()}
+        return {name: runs[:2] for name, runs in tables.kept_groups(table).items()}
 
-    figures.staleness(tmp_path / "staleness.png", few)
-    figures.axes(tmp_path / "axes.png", few)
+    drawing.staleness(tmp_path / "staleness.png", few)
+    drawing.axes(tmp_path / "axes.png", few)
     assert all(path.stat().st_size > 50_000 for path in tmp_path.glob("*.png"))
 
 

@@ -17,7 +17,7 @@ from conftest import alive, ranks_of, wait_until
 from test_faults import ENDLESS, SMALL
 from test_train import PATIENCE, ROOT, Run, elsewhere  # noqa: F401
 
-from plumbing.run import folder
+from plumbing import folder
 
 NODES = ("nodea", "nodeb")
 TIMEOUT = 8

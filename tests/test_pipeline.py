@@ -27,11 +27,11 @@ import pipeline
 import train
 from data import Curriculum, Prompt
 from pipeline import Request, RequestQueue, RolloutQueue
-from plumbing.run.heartbeat import Lost
-from plumbing.run.processes import broadcast_weights, layout_of
-from plumbing.run.store import POLL, Interrupted, Store, paces
-from plumbing.run.virtual import Events, Memory
-from plumbing.setup import build, evaluation
+from plumbing import build, evaluate
+from plumbing.heartbeat import Lost
+from plumbing.processes import broadcast_weights, layout_of
+from plumbing.store import POLL, Interrupted, Store, paces
+from plumbing.virtual import Events, Memory
 from verify.scorer import Score
 
 PAUSE = POLL  # virtual seconds; the unit of every duration below
@@ -605,7 +605,7 @@ def test_a_trainer_decodes_too_while_it_waits_for_an_evaluation():
     place = dict(heartbeat=queue.store.heartbeat, device="cpu", dtype=None, clock=None, store=queue.store)
     policy = SimpleNamespace(modules=list, model=SimpleNamespace(named_parameters=list))
     asked = SimpleNamespace(generator=generator, scorer=scorer), SimpleNamespace(**place), policy
-    decoder = evaluation.TrainerDecodes(*asked, train.generate)
+    decoder = evaluate.TrainerDecodes(*asked, train.generate)
     with mock.patch.object(build, "make_generator", side_effect=OSError("the checkpoint is deleted by now")):
         groups, _ = queue.evaluate([prompt(n) for n in range(3)], 2, 1, lambda _: decoder.decode())  # no other answers
     assert [[rollout.prompt for rollout in group] for group in groups] == [[0, 0], [1, 1], [2, 2]]

@@ -1,4 +1,4 @@
-"""Claims about plumbing/setup/plan.py, train.py --plan: what a run needs, by a model and from its config alone."""
+"""Claims about plumbing/plan.py, train.py --plan: what a run needs, by a model and from its config alone."""
 
 import re
 from types import SimpleNamespace
@@ -9,13 +9,13 @@ from test_settings import QWEN3, QWEN3_8B
 from test_train import ROOT
 
 import train
-from plumbing.setup import plan, sizing
-from plumbing.setup.settings import read_settings
+from plumbing import memory, plan
+from plumbing.settings import read_settings
 
 LARGE = QWEN3_8B.to_dict() | dict(max_position_embeddings=40960, layer_types=None)
 MANY = LARGE | dict(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64)
 # The config of each Qwen3, and peaks that a meter of fake tensors found, GB: of each of so many trainers, and of a
-# generator with so many slots. The factors of sizing.py were fitted on 0.6B and 8B, those of a trainer on 1.7B and 4B
+# generator with so many slots. The factors of memory.py were fitted on 0.6B and 8B, those of a trainer on 1.7B and 4B
 # too; 32B had no part in them.
 MODELS = {
     "0.6B": (QWEN3.to_dict(), {1: 16.3}, {32: 63.6}),
@@ -35,13 +35,13 @@ def config(size):
 
 @pytest.mark.parametrize("size", MODELS)
 def test_the_memory_of_a_trainer_and_a_generator_is_within_a_tenth_of_the_meters(size):
-    (_, trainers, slots), args, count = MODELS[size], settings("80xH100"), sizing.parameters(config(size))
-    fixed, slot = sizing.generator_bytes(args, config(size), count, 2)
-    found = [sizing.trainer_bytes(args, config(size), count, 2, number) for number in trainers]
+    (_, trainers, slots), args, count = MODELS[size], settings("80xH100"), memory.parameters(config(size))
+    fixed, slot = memory.generator_bytes(args, config(size), count, 2)
+    found = [memory.trainer_bytes(args, config(size), count, 2, number) for number in trainers]
     found += [fixed + number * slot for number in slots]
     assert [one / 1e9 for one in found] == pytest.approx([*trainers.values(), *slots.values()], rel=0.1)
     args.generator = "vllm"  # without 64 CUDA graphs of 8 MB, and a step's fp32 and twice fp64 that they hold
-    without = sizing.generator_bytes(args, config(size), count, 2)
+    without = memory.generator_bytes(args, config(size), count, 2)
     assert (fixed - without[0], slot - without[1]) == (64 * 8e6, (4 + 8 + 8) * 151_936)
 
 

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 import precision
-from plumbing.run.checkpoints import SUPPORTED
+from plumbing.checkpoints import SUPPORTED
 
 NAN, INF = float("nan"), float("inf")
 DENSE = ("qwen3", "llama", "gemma")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import defined
 
-from plumbing.setup import settings
+from plumbing import settings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

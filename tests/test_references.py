@@ -1,4 +1,4 @@
-"""Claims about plumbing/prompts/references.py: math references become their value, or are refused with their row."""
+"""Claims about plumbing/references.py: math references become their value, or are refused with their row."""
 
 import json
 import random
@@ -8,7 +8,8 @@ from conftest import refuses, write_rows
 from test_data import tokenizer  # noqa: F401
 
 import data
-from plumbing.prompts import references, sources
+from plumbing import prompts as sources
+from plumbing import references
 
 RANDOM = random.Random(28)
 WORDS = ["Paris", "Tuesday", "três", "Bücher", "yes"]
@@ -86,9 +87,9 @@ def test_up_to_a_20th_of_the_rows_are_left_out_for_their_reference_and_more_end_
         answers = [sentence] * unusable + [1] * (20 - unusable)
         write_rows(path, [{"prompt": f"{n}", "answer": answer} for n, answer in enumerate(answers)])
         if unusable == 1:
-            [error] = sources.load(str(path), tokenizer, budget=9).unusable
+            [error] = sources.read_sources(str(path), tokenizer, budget=9).unusable
             assert "a.jsonl:1: " in error and "a sentence" in error
-    refuses("a.jsonl:1: .*; 2 of 20 rows .*--skip-unusable", sources.load, str(path), tokenizer, budget=9)
+    refuses("a.jsonl:1: .*; 2 of 20 rows .*--skip-unusable", sources.read_sources, str(path), tokenizer, budget=9)
 
 
 REFUSED = {
@@ -109,7 +110,7 @@ def test_what_is_no_value_is_refused_with_its_row_and_cause(reference, tmp_path,
     path = tmp_path / "a.jsonl"
     rows = [{"prompt": f"{n}", "answer": answer} for n, answer in enumerate([1, reference])]
     write_rows(path, rows)
-    refuses(f"a.jsonl:2: .*`math`.*{REFUSED[reference]}", sources.load, str(path), tokenizer, budget=9)
+    refuses(f"a.jsonl:2: .*`math`.*{REFUSED[reference]}", sources.read_sources, str(path), tokenizer, budget=9)
 
 
 def test_references_that_no_answer_can_be_compared_with_are_warned_of_and_refused_if_more_than_a_20th_are(monkeypatch):

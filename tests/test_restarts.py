@@ -12,10 +12,10 @@ from conftest import alive, given, launched, refuses, wait_until
 from test_faults import SMALL
 from test_train import Run, elsewhere, launchers, refused  # noqa: F401
 
-from plumbing.run import heartbeat, launch, processes
-from plumbing.run.folder import finished
-from plumbing.run.heartbeat import Heartbeat
-from plumbing.run.processes import Processes
+from plumbing import heartbeat, launch, processes
+from plumbing.folder import finished
+from plumbing.heartbeat import Heartbeat
+from plumbing.processes import Processes
 
 # --- torchrun's --max-restarts ---------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from conftest import given, launched, trained
 from test_train import elsewhere, refused  # noqa: F401
 
 import train
-from plumbing.run import folder as run_folder
-from plumbing.run import launch
-from plumbing.setup.settings import EVALUATION, FIELDS, FIXED, START
+from plumbing import folder as run_folder
+from plumbing import launch
+from plumbing.settings import EVALUATION, FIELDS, FIXED, START
 
 TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4"
 

@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast
 import rollout
 from data import Prompt
 from pipeline import Request
-from plumbing.setup.build import other_ends
+from plumbing.build import other_ends
 from rollout import TorchGenerator
 
 VOCABULARY, EOS, CLOSE = 24, 1, 3  # CLOSE is </think>

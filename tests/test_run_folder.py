@@ -1,4 +1,4 @@
-"""Claims about plumbing/run/folder.py: broken checkpoints and log lines, as a crash or a full disk leaves them."""
+"""Claims about plumbing/folder.py: broken checkpoints and log lines, as a crash or a full disk leaves them."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from test_faults import SMALL
 from test_train import elsewhere, refused, start  # noqa: F401
 
 import fit
-from plumbing.curves import logs
-from plumbing.run import folder as run_folder
-from plumbing.run.folder import finished, pick
-from plumbing.run.processes import Processes
-from plumbing.setup.settings import restored
-from plumbing.watch.run_log import append
+from plumbing import folder as run_folder
+from plumbing import foreign_logs
+from plumbing.folder import finished, pick
+from plumbing.log import append
+from plumbing.processes import Processes
+from plumbing.settings import restored
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ def test_a_broken_line_is_skipped_with_a_word_by_resume_and_by_the_fit(tmp_path,
     log = log_with(tmp_path, line)
     assert restored(log, set()) == {"loss": "cispo", "lr": 0.5, "eps_max": 4.0}
     assert run_folder.rows(log)[1] == ([3, 12] if line else [11])
-    run = logs.read_run(log)
+    run = foreign_logs.read_run(log)
     assert list(run.compute) == list(range(9))
     bad = "3, 12" if line else "11"
     if line == LINES["not UTF-8"]:  # the fit takes such bytes for those of Windows
@@ -156,7 +156,7 @@ def test_a_log_without_any_row_says_so(tmp_path, capsys):
     (tmp_path / "log.jsonl").write_bytes(TORN)
     assert "says with which flags" in refused(capsys, f"--resume --out {tmp_path}")
     with pytest.raises(fit.BadInput):
-        logs.read_run(tmp_path / "log.jsonl")
+        foreign_logs.read_run(tmp_path / "log.jsonl")
 
 
 def test_only_folders_named_as_checkpoints_are_taken_for_some(tmp_path):

@@ -1,8 +1,8 @@
-"""Claims about plumbing/watch/screen.py: what a run shows, on a terminal and without one."""
+"""Claims about plumbing/screen.py: what a run shows, on a terminal and without one."""
 
 import pytest
 
-from plumbing.watch import screen
+from plumbing import screen
 
 STEP = {"kind": "step", "step": 7, "pass_rate": 0.5, "kept": 0, "gpu_hours": 0.25}
 STEP |= {"idle_generators": 0.1, "idle_trainers": 0.2}

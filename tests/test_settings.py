@@ -1,4 +1,4 @@
-"""Claims about settings.py, build.py and sizing.py in plumbing/setup/: values, what is made of them or refused."""
+"""Claims about settings.py, build.py and memory.py in plumbing/setup/: values, what is made of them or refused."""
 
 import json
 import shutil
@@ -16,11 +16,10 @@ from transformers import AutoConfig
 
 import data
 import vllm_rollout
-from plumbing.run import processes
-from plumbing.setup import build, sizing
-from plumbing.setup.build import make_generator, make_scorer, provenance
-from plumbing.setup.settings import FIELDS
-from recipes import EMBEDDED
+from plumbing import build, memory, processes
+from plumbing.build import make_generator, make_scorer, provenance
+from plumbing.settings import FIELDS
+from recipes import BASE as BASE_PRESET
 from verify import sandbox
 
 OWN = "--model M --data F"
@@ -47,7 +46,7 @@ def draft(flags):
     (f"{OWN} --off-policy ppo --k 8", dict(eval_every=104)),  # 100 is no multiple of 8: generators do not get it
     ("--data arithmetic:1 sorting:1", dict(model="base/sorting")),  # the base that knows them
     ("--data tiny --lr 1e-3", dict(model="base/tiny", steps=320, k=1, generations=8, lr=1e-3)),
-    (f"--data tiny --model {BASE}", dict(steps=EMBEDDED["steps"])),
+    (f"--data tiny --model {BASE}", dict(steps=BASE_PRESET["steps"])),
     ("--think-end none", dict(think_end=None, length_control="none")),  # interruptions were not asked for
     ("--think-end none --length-control penalty", dict(length_control="penalty")),
     ("--out=~/runs/a", dict(out="/home/me/runs/a")),
@@ -103,7 +102,7 @@ REFUSED = [pytest.param(row["flags"], row["said"], id=row["flags"]) for row in r
 @pytest.mark.parametrize("flags, said", REFUSED)
 def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypatch, capsys, flags, said):
     if "--slots" in flags:
-        monkeypatch.setattr(sizing, "available", lambda: 100_000_000)
+        monkeypatch.setattr(memory, "available", lambda: 100_000_000)
     Path("file").touch()
     for folder in ("old", "sft/checkpoint-500"):
         Path(folder).mkdir(parents=True)
@@ -248,7 +247,7 @@ def test_a_run_without_git_has_no_commit(monkeypatch):
 ])  # fmt: skip
 def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor(flags, positions, lengths, changes):
     args = draft(f"{OWN} {flags}")
-    said = sizing.fit_lengths(args, positions, args.default_new, phrase=19)
+    said = memory.fit_lengths(args, positions, args.default_new, phrase=19)
     found = [args.max_prompt_tokens, args.max_new_tokens, args.interrupt_at, args.length_max, args.length_cache]
     assert found == lengths and said.removeprefix("Lengths made to fit, ") == changes
 
@@ -277,14 +276,14 @@ QWEN3 = AutoConfig.for_model(
 def test_sec21_a_validation_has_the_papers_prompts_per_generator(monkeypatch, flags, world, prompts):
     launched(monkeypatch, WORLD_SIZE=world)
     args = draft(flags)
-    assert bool(sizing.fit_validation(args)) == (prompts < 1000) and args.eval_prompts == prompts
+    assert bool(memory.fit_validation(args)) == (prompts < 1000) and args.eval_prompts == prompts
 
 
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
 def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainers):
     args = draft(f"{OWN} --dtype bfloat16")
     assert args.slots == 256  # x 16,384 positions x 2 x 28 layers x 8 heads x 128 numbers x 2 bytes = 481 GB
-    said = sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=trainers, generators=1)
+    said = memory.fit_slots(args, QWEN3, free=80_000_000_000, trainers=trainers, generators=1)
     slot, parameters = 16384 * 114_688, 596_049_920
     # A trainer needs 16 bytes per parameter, 9.5 GB, besides its micro-batch.
     needed = args.slots * slot + 2 * parameters + trainers * 16 * parameters
@@ -295,7 +294,7 @@ def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trai
 
 def test_where_no_slot_fits_the_way_out_is_named():
     args = given(f"{OWN} --dtype bfloat16")
-    refuses("0 would fit. Way out: ", sizing.fit_slots, args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
+    refuses("0 would fit. Way out: ", memory.fit_slots, args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
 
 
 @pytest.fixture
@@ -321,7 +320,7 @@ def gpus(monkeypatch):
 ])  # fmt: skip
 def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(gpus, world, visible, uuids, rank, expected):
     gpus(world, visible, uuids, rank)
-    found = sizing.neighbours(given())
+    found = memory.neighbours(given())
     assert (found["trainers"], found["generators"]) == expected
     assert found["free"] == 1000 + rank % visible if visible else found["free"] > 1e6
 
@@ -359,9 +358,9 @@ def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(gpus):
     )  # a small micro-batch
     few = AutoConfig.for_model("llama", vocab_size=1000)
     cases = (args, QWEN3_8B), (args, QWEN3), (small, QWEN3_8B), (args, few)
-    found = [sizing.head_chunk(*case) for case in cases]
+    found = [memory.head_chunk(*case) for case in cases]
     gpus(8, 0)  # a CPU's results stay as they are
-    assert [*found, sizing.head_chunk(args, QWEN3_8B)] == [2560, 768, 256, 4096, 256]
+    assert [*found, memory.head_chunk(args, QWEN3_8B)] == [2560, 768, 256, 4096, 256]
 
 
 @pytest.mark.parametrize("uuids, sharing", [("abcdefgh", 1), ("aabbccdd", 2)])
@@ -375,12 +374,12 @@ def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(gpus, monkeyp
     (8, 8, "", 3),
     (40, 40, "", 8),  # at least a fifth
     (8, 1, "abcdefgh", 3),  # as under Slurm
-    (8, 1, "aabbccdd", 2),  # two on each: sizing.fit_slots counts them
+    (8, 1, "aabbccdd", 2),  # two on each: memory.fit_slots counts them
 ])  # fmt: skip
 def test_the_default_number_of_trainers_is_the_smallest_that_fits(gpus, world, visible, uuids, trainers):
     gpus(world, visible, uuids)
     args = draft(BIG)
-    said = sizing.fit_trainers(args, QWEN3_8B)
+    said = memory.fit_trainers(args, QWEN3_8B)
     assert args.trainers == trainers and ("--trainers 3 instead of 2" in said) == (trainers == 3)
 
 
@@ -394,5 +393,5 @@ def test_a_wrong_flag_is_refused_without_slow_imports_and_without_prompts():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     modules = set(done.stdout.splitlines()[-1].split())
-    assert "plumbing.setup.settings" in modules
+    assert "plumbing.settings" in modules
     assert not modules & {"transformers", "matplotlib", "datasets", "torch.distributed.fsdp"}

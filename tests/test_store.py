@@ -11,9 +11,9 @@ from conftest import refuses
 from test_pipeline import answer, fakes, fresh, prompt, quiet, requests, rollouts, turns, verdict  # noqa: F401
 
 import pipeline
-from plumbing.run import store
-from plumbing.run.store import Interrupted, Store
-from plumbing.run.virtual import Memory
+from plumbing import store
+from plumbing.store import Interrupted, Store
+from plumbing.virtual import Memory
 
 
 @pytest.fixture(scope="module")

@@ -42,11 +42,11 @@ import data
 import precision
 import sft
 import train
-from plumbing.prompts import sources
-from plumbing.run import folder as run_folder
-from plumbing.run.folder import finished
-from plumbing.setup import build
-from plumbing.watch import run_log
+from plumbing import build
+from plumbing import folder as run_folder
+from plumbing import log as run_log
+from plumbing import prompts as sources
+from plumbing.folder import finished
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"
@@ -205,7 +205,9 @@ def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_r
     printed, found = evaluated(capsys, "--generations 2 --slots 4 --data rows.jsonl sorting --eval-prompts 5")
     asked = {row["prompt"] for row in found}
     tokenizer = AutoTokenizer.from_pretrained(BASE)
-    held = {prompt.text for prompt in sources.load(["rows.jsonl"], tokenizer, budget=40, validation=5).validation}
+    held = {
+        prompt.text for prompt in sources.read_sources(["rows.jsonl"], tokenizer, budget=40, validation=5).validation
+    }
     assert len(asked) == 10 and len(found) == 20 and len(held) == 3
     assert held < asked and len(prompts & asked) == 5  # 3 of 30 prompts are held out; 2 more of the file, 5 to sort
     assert all(map(data.is_held_out, asked - prompts))  # of an embedded task only these

@@ -14,11 +14,9 @@ from test_train import at_version
 
 import rollout
 import train
-from plumbing.curves import logs
-from plumbing.run import costs
-from plumbing.run import folder as run_folder
-from plumbing.run.virtual import Events, InOneProcess
-from plumbing.setup import settings
+from plumbing import costs, foreign_logs, settings
+from plumbing import folder as run_folder
+from plumbing.virtual import Events, InOneProcess
 
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
 
@@ -177,7 +175,10 @@ def test_exact_makes_every_token_k_steps_old_after_the_first_k_steps(runs):
 def test_the_log_says_with_which_costs_it_is_virtual_and_the_figures_axis_that_device_hours_are(runs, tmp_path):
     rows = runs["pipeline 8"][0]
     write_rows(tmp_path / "log.jsonl", rows)
-    assert logs.read_run(tmp_path).unit == "virtual gpu_hours" and logs.read_run(tmp_path, "tokens").unit == "tokens"
+    assert (
+        foreign_logs.read_run(tmp_path).unit == "virtual gpu_hours"
+        and foreign_logs.read_run(tmp_path, "tokens").unit == "tokens"
+    )
     config, flags = rows[0], rows[0]["flags"]
     assert (config["world"], config["threads"], flags["virtual"], flags["generators"]) == (1, 1, "generators", 2)
     assert costs.Costs(*flags["costs"]) == costs.TABLE["generators"]

@@ -210,14 +210,14 @@ SCRIPT = """
 import json, signal, sys
 from transformers import AutoTokenizer
 from pipeline import Request
-from plumbing.prompts import sources
+from plumbing import prompts as sources
 from test_rollout import finish
 from vllm_rollout import VLLMGenerator
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
     tokens = AutoTokenizer.from_pretrained("base")
-    prompts = sources.load("arithmetic", tokens, budget=64, validation=64).validation
+    prompts = sources.read_sources("arithmetic", tokens, budget=64, validation=64).validation
     gen = VLLMGenerator("base", tokens, slots=64, max_new_tokens=48, temperature=0, fp32_head=False)
     print(len(finish(gen, [Request(prompt.index, 0, prompt, 1) for prompt in prompts])), flush=True)
     ending = sys.stdin.readline().strip()

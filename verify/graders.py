@@ -12,7 +12,7 @@ TASKS maps the name in a prompt's `task` to its grader
               itself gets no verdict.
                 numbers   are compared exactly; 6 places are enough if one is a decimal and the other no whole number;
                           48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question, so an
-                          answer may leave nothing to be done that the reference does not (unfinished.py), and
+                          answer may leave nothing to be done that the reference does not (unevaluated.py), and
                           where a formula of the prompt would be right, the prompt asks for another form of it: then
                           only the reference's form is right (given_back)
                 (a, b)    keeps its order, and so does 1, 2 as answer to x = 1, y = 2; a, b and {a, b} are sets
@@ -37,7 +37,7 @@ TASKS maps the name in a prompt's `task` to its grader
               is == the expected one (so a tuple is a list), but for floats, which may be off by 1e-9. Every test must
               end with exit status 0. The program can import the standard library only, and finds what graders import
               beforehand (verify/sandbox.py: PRELUDE).
-With --reward FILE.py:FUNCTION a function of one's own grades all rows, whatever their task (own.py).
+With --reward FILE.py:FUNCTION a function of one's own grades all rows, whatever their task (user_reward.py).
 
 In the generator's process, answers are only compared with == (`at_once`). All else runs in worker processes
 (workers.py) with a time limit: SymPy can run for days on a short answer. An answer that takes longer is wrong; one that
@@ -55,8 +55,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from data import EMBEDDED
-from verify.lists import lead
+from data import EMBEDDED_TASKS
 from verify.mathematics import (
     BOX,
     CHARACTERS,
@@ -73,10 +72,11 @@ from verify.mathematics import (
     written,
 )
 from verify.programs import program
-from verify.texts import after_equals, labelled, option, plain, unmarked
+from verify.spelling import after_equals, labelled, option, plain, unmarked
+from verify.vocabulary import lead
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
-OWN = "the reward of --reward"  # how the reason begins if one's own function (own.py) gives no verdict
+OWN = "the reward of --reward"  # how the reason begins if one's own function (user_reward.py) gives no verdict
 DOLLARS = re.compile(r"\$([^$]+)\$")
 SIGN = r"\\[A-Za-z]+|\\%|,(?=[0-9]{3})|[-+*/^_:(){}\[\]%.√=<>|!0-9²³⁰-⁹¼-¾]"
 LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
@@ -244,7 +244,7 @@ class Task(NamedTuple):
 
 PRINTS = '{"inputs": [""], "outputs": ["%s"]}'
 OF_EMBEDDED = Task(exact, [("18", "18"), (" 9\n", "9")], [("018", "18"), ("18.0", "18")], "")
-TASKS = dict.fromkeys(EMBEDDED, OF_EMBEDDED) | {
+TASKS = dict.fromkeys(EMBEDDED_TASKS, OF_EMBEDDED) | {
     "math": Task(
         math,
         [("It is \\boxed{\\frac{1}{2}}.", "0.5"), ("Answer: $x+1$", "1+x"), ("\\boxed{12\\text{ cm}}", "12")],

@@ -4,7 +4,7 @@
     equal(expression, reference) -> True, False, None: not readable
 
 All of it runs in workers (workers.py), as it has no time limit. Both sides go through `normalise`; then texts are
-compared as texts, and formulas as SymPy objects (values.py). Every pattern takes a time linear in the text.
+compared as texts, and formulas as SymPy objects (symbolic_equality.py). Every pattern takes a time linear in the text.
 
 Test: pytest tests/test_graders.py
 """
@@ -16,7 +16,8 @@ from functools import lru_cache, partial
 from string import ascii_letters, digits
 from unicodedata import category, name, normalize
 
-from verify.lists import (
+from verify.spelling import labelled, option, parted, plain, separate
+from verify.vocabulary import (
     AFTER_WORD,
     BEHIND,
     CURRENCY,
@@ -35,7 +36,6 @@ from verify.lists import (
     stands_in,
     units,
 )
-from verify.texts import labelled, option, parted, plain, separate
 
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
@@ -182,7 +182,7 @@ CHARACTERS = str.maketrans({
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", **{chr(0x2080 + digit): f"_{{{digit}}}" for digit in range(10)},
     **{ord(sign) + 0xFEE0: sign for sign in ascii_letters + digits + "+-*/=()%<>|"}})
 # fmt: on
-LABEL = re.compile(r"\(([A-Z])\) (?=.)")  # of a reference: (B) 4 (plumbing/prompts/references.py)
+LABEL = re.compile(r"\(([A-Z])\) (?=.)")  # of a reference: (B) 4 (plumbing/references.py)
 BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 PAIR = re.compile(r"^(?:\(|\\\{|\[(?=[^,]*,[^,]*\]$))")  # [5, 2] is not the pair (5, 2)
 N = "[0-9]{1,4}"
@@ -419,7 +419,7 @@ def written(latex: str) -> str:
     >>> written("(7+p)^{2}") == written("y = (p + 7)(p+7)"), written("48:36"), written("4/3")
     (True, '36.0 48.0', '3.0 4.0')
     """
-    from verify.values import form, tried  # loads SymPy
+    from verify.symbolic_equality import form, tried  # loads SymPy
 
     return tried(form, normalise(re.sub(r"\\?\$", "", latex), kept=(mixed, repeating, scientific))) or ""
 
@@ -517,7 +517,7 @@ def right_for_itself(reference: str) -> bool:
 
 def compared(right: str, answer: str) -> bool | None:
     """`equal` of two normalised texts that are not spelt alike."""
-    from verify.values import same_formulas  # loads SymPy
+    from verify.symbolic_equality import same_formulas  # loads SymPy
 
     if "\\pmod" in right:
         return spelt(right) == spelt(answer)

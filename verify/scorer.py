@@ -160,7 +160,7 @@ class Scorer:
     penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
     think_end  the text behind which the answer begins; None: the whole text is the answer
     namespaces whether programs run in sandboxes with namespaces; if these do not work, none gets a verdict
-    own        None, or FILE.py:FUNCTION, which grades all completions instead of their tasks' graders (own.py)
+    own        None, or FILE.py:FUNCTION, which grades all completions instead of their tasks' graders (user_reward.py)
     """
 
     def __init__(

@@ -31,11 +31,11 @@ from contextlib import closing, suppress
 from functools import cache, partial
 from itertools import count
 
-from verify import own, sandbox
+from verify import sandbox, user_reward
 from verify.graders import TASKS, offered, right
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
-from verify.texts import labelled
+from verify.spelling import labelled
 
 try:
     import resource
@@ -127,7 +127,7 @@ def grade_code(text: str, reference: str, timeout: float, namespaces: bool) -> b
 
 # --- In a worker process: a function of one's own --------------------------------------------------------------------
 
-load_own = cache(own.load)
+load_own = cache(user_reward.load)
 CALLS = count()  # answers that this fork has graded
 
 
@@ -139,15 +139,15 @@ def grade_own(text: str, reference: str, timeout: float, spec: str) -> float | s
     """
     prompt, completion = json.loads(text)
     first = not next(CALLS)
-    allow(own.FIRST_SECONDS if first else timeout)
+    allow(user_reward.FIRST_SECONDS if first else timeout)
     try:
         function = load_own(spec)
     except ValueError as error:
-        return f"{own.OWN}: {error}"
+        return f"{user_reward.OWN}: {error}"
     if first:
-        own.called(function, spec, (prompt, reference, reference))
+        user_reward.called(function, spec, (prompt, reference, reference))
         allow(timeout)
-    return own.called(function, spec, (prompt, completion, reference))
+    return user_reward.called(function, spec, (prompt, completion, reference))
 
 
 # --- The worker's loop -----------------------------------------------------------------------------------------------
@@ -212,6 +212,6 @@ def answer_jobs(channel, timeout: float, graders) -> None:
         except (MemoryError, OSError, sandbox.Died):  # this machine's fault: another worker tries the answer
             raise
         except Exception as error:  # whatever a grader raises
-            verdict = f"the grader raised {own.place(error, own.ROOT)}"
+            verdict = f"the grader raised {user_reward.place(error, user_reward.ROOT)}"
         deadline()[0] = 0.0
         channel.send(json.dumps(verdict).encode() + b"\n")

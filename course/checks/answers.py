@@ -32,7 +32,7 @@ def half():
     Returns the forecast of the mean of the last five evaluations, the measured mean, and forecast - measured.
     """
     from forecast import hindcasts
-    from plumbing.curves.logs import read_run
+    from plumbing.foreign_logs import read_run
 
     [row] = hindcasts(read_run("results/main_seed4.jsonl"), cuts=(50,))
     return row["forecast"], row["measured"], row["error"]

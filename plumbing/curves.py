@@ -1,0 +1,327 @@
+"""The command line of fit.py, and the report of train.py at the end of a run: fits as text, JSON and figures."""
+
+import json
+import os
+from contextlib import suppress
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+
+import fit
+import forecast
+from plumbing import figures
+from plumbing.arguments import Parser
+from plumbing.foreign_logs import read_run, read_runs
+
+
+def with_tasks(run, path):
+    """[Fit] of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
+    laws = [forecast.forecast_run(run)]
+    if len(run.tasks) > 1:
+        unit = run.unit.removeprefix("virtual ")  # the column's name
+        tasks = [read_run(path, unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
+        laws += [law for law in map(forecast.fitted, tasks) if law]
+    return laws
+
+
+def first_half(law):
+    """The Forecast from the first half of the fitted part of a run, without what lies behind it; None if that has too
+    few points."""
+    run = law.run
+    part = run.compute <= law.span[1]
+    return forecast.fitted(run._replace(compute=run.compute[part], reward=run.reward[part], stop="50%"))
+
+
+LEVELS = {"A", "R_0", "R", "low", "high", "forecast", "measured"}  # in rows: pass rates,
+RISES = {"error", "gain"}  # and differences of them
+
+
+def in_units(run, row):
+    """A row of pass rates and other numbers, its pass rates as rewards in the user's units."""
+    found = dict(row)
+    for name, value in row.items():
+        if value is not None and name in LEVELS:
+            found[name] = float(run.own(value))
+        elif value is not None and name in RISES:
+            found[name] = float(run.own(value) - run.own(0))
+    return found
+
+
+def summary(law, half=None, until=None, reach=None):
+    """A fit as a dict for JSON: its numbers and its forecast at `until` (default: twice the run's compute); what
+    `first_half` came to; and how much compute a reward of `reach` needs. Rewards are in the user's units."""
+    run = law.run
+    C = until or 2 * run.compute[-1]
+    low, high = law.band(C)
+    fall = forecast.peak(law)
+    words = forecast.known(law)
+    found = {
+        "run": run.name,
+        "unit": run.unit,
+        **in_units(run, {name: getattr(law, name) for name in ("A", "B", "C_mid", "R_0")}),
+        "R_0_from": R_0_from(law),
+        "span": law.span,
+        "points": law.points,
+        "ssr": law.ssr,
+        "bands": law.bands | {"A": tuple(run.own(law.bands["A"]).tolist())},
+        "notes": run.notes,
+        "forecast": in_units(run, {"C": C, "R": law.median(C), "low": low, "high": high}),
+        "readable": forecast.readable(law),
+        "close": forecast.CLOSE * (run.ends[1] - run.ends[0]),
+        "known": words,
+        "peak": fall and in_units(run, fall._asdict()),
+        "first_half": half and in_units(run, forecast.hindcast(half)),
+    }
+    if "A" in words:
+        found["A"] = None  # no number where it is not determined
+    if reach is not None:
+        low, high = run.ends
+        found["reach"] = in_units(run, forecast.reach(law, (reach - low) / (high - low)))
+    return found
+
+
+def R_0_from(law):
+    """Where R_0 comes from, in words."""
+    if law.run.r0 is not None:
+        return "given"
+    measured = f"{law.run.own(law.fitted.R_0):.4g}"
+    if (law.run.compute == 0).any():
+        return f"fitted, measured as {measured}"
+    return f"fitted; no point at C = 0, so the first one, {measured}, counts as its measurement"
+
+
+def table(rows):
+    """Rows, the header first, as aligned lines; floats with four significant digits."""
+    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+
+
+def lines_of(found):
+    """A `summary` as lines for the screen."""
+    unit = figures.called(found["unit"])
+    rows = [("", "fit", "90 % low", "high")]
+    rows += [(name, found[name], *band) for name, band in found["bands"].items() if name not in found["known"]]
+    C, *ahead = found["forecast"].values()
+    rows.append((f"R at {C:.4g} {unit}", *ahead))
+    if half := found["first_half"]:
+        label = f"last R, from the first half (measured {half['measured']:.4g})"
+        rows.append((label, half["forecast"], half["low"], half["high"]))
+    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {called}, R_0 = {R_0:.4g} ({R_0_from})"
+    lines = [head.format(**found, called=unit)]
+    if len(found["known"]) < 3:
+        lines.append("  The bands of A, B and C_mid hold if the run follows Eq. 1.")
+    lines.append("  R is the median of curves that may come true, which may also leave Eq. 1.")
+    lines += [*table(rows), *(f"  {text}" for text in dict.fromkeys(found["known"].values()))]
+    near = "The forecast is not within ±{close:.3g} even now."
+    if found["readable"] > 1:
+        near = "The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
+    lines.append("  " + near.format(**found))
+    if "reach" in found:
+        lines.append(f"  {reach_sentence(found['reach'], unit)}")
+    return lines + [f"  note: {note}" for note in found["notes"]]
+
+
+def reach_sentence(row, unit):
+    """How much compute until a reward R, as a sentence; row: see `forecast.reach`."""
+    chance = f"the probability of that is {row['P']:.2f}"
+    within = f"within {forecast.SOUGHT} times this compute"
+    if row["C"] is None:
+        return f"R = {row['R']:.4g} is not reached {within}: {chance}."
+    high = f"{row['C_high']:.4g}" if row["C_high"] else f"more than {forecast.SOUGHT} times this compute"
+    band = f"90 % band {row['C_low']:.4g} to {high}"
+    return f"R = {row['R']:.4g} is reached at C = {row['C']:.4g} {unit} ({band}), if {within}: {chance}."
+
+
+def diverging(laws):
+    """[a sentence] for each two rewards of one log of which one rises and the other does not."""
+    lines = []
+    for rise, stay in permutations(laws, 2):
+        if rise.run.source[0] == stay.run.source[0] and rises(rise) and not rises(stay):
+            what = "falls" if forecast.peak(stay) else "does not rise"
+            lines.append(f"{rise.run.name} rises, but {stay.run.name} {what}.")
+    return lines
+
+
+def rises(law):
+    return forecast.gains(law) and not forecast.peak(law)
+
+
+def stop_row(law, gain, until):
+    """What `forecast.stop_rule` says of a fit, up to the compute `until` (default: twice the fitted one)."""
+    C = law.span[1]
+    until = until or 2 * C
+    if until < 1.1 * C:
+        raise fit.BadInput(f"got --until {until:g}, expected 1.1 times the fitted compute, {C:g}, or more: --stop-rule")
+    whole = law.run.ends[1] - law.run.ends[0]
+    share = forecast.GAIN if gain is None else gain / whole
+    P, verdict = forecast.stop_rule(law, share, until / C)
+    return {"run": law.run.name, "C": C, "until": until, "gain": share * whole, "P": P, "verdict": verdict}
+
+
+def _panels(laws, halves, until):
+    """The panels of the figure: all points with the forecasts ahead, for one run A too; beside it, for runs that are
+    fitted to their ends, the forecasts from the first halves and the ends they met."""
+    most = max(law.run.compute[-1] for law in laws)
+    end = until or 2 * most
+    curves = [figures.scaling(law, end) for law in laws]
+    if len(laws) == 1:
+        curves += figures.asymptote(laws[0], end)
+    early = []
+    if all(law.span[1] == law.run.compute[-1] for law in laws):
+        early = [figures.scaling(half, most, 1) for half in halves if half]
+    rate = figures.RATE if all(law.run.ends == (0, 1) for law in laws) else "reward R"
+    axis = f"compute C ({figures.called(laws[0].run.unit)})"
+    return [
+        (f"All points, and the forecast\n{figures.BAND}", axis, rate, curves),
+        ("Forecast from the first half, and the end it met\n90 % band of one evaluation", axis, rate, early),
+    ]
+
+
+def analyse(laws, flags=(), until=None, path=None, gain=None, reach=None):
+    """Sum up the fits, do what the flags ask for, and draw the fits to `path` if given.
+
+    flags  any of compare, forecast_error, stop_rule
+    until  compute to forecast and to compare at, and up to which stop_rule asks (default: twice the run's)
+    gain   of `forecast.stop_rule`, in the user's units
+    reach  a reward, in the user's units: how much compute until there?
+    Returns a dict for JSON and lines for the screen.
+    """
+    sentences = []
+    if "compare" in flags:
+        laws, sentence = forecast.compare(laws, until)
+        sentences.append(sentence)
+    halves = [first_half(law) for law in laws]
+    found: dict = {"runs": [summary(law, half, until, reach) for law, half in zip(laws, halves)]}
+    tables = {}
+    if "forecast_error" in flags:
+        rows = [in_units(law.run, row) for law in laws for row in forecast.hindcasts(law.run)]
+        tables["forecasts of the mean of the last 5"] = found["forecast_error"] = rows
+    if "stop_rule" in flags:
+        rows = [stop_row(law, gain, until) for law in laws]
+        tables["stop? P: probability that the curve rises by less than the gain from C on"] = found["stop_rule"] = rows
+    found["sentences"] = sentences + diverging(laws)
+    lines = [line for row in found["runs"] for line in lines_of(row)] + found["sentences"]
+    for title, rows in tables.items():
+        lines += [title, *table([*rows[:1], *map(dict.values, rows)])]
+    if path:
+        figures.save(path, ", ".join(law.run.name for law in laws), _panels(laws, halves, until))
+    return found, lines
+
+
+def report(log_path, figure_path):
+    """Fit the log of a run and each of its tasks, from 10 % of the compute on, and draw the fits to figure_path.
+
+    Returns (`summary` of the run, with those of several tasks under "tasks"; the lines to print). If nothing can be
+    fitted, returns (None, [a line that says why]) and draws nothing.
+    """
+    try:
+        found, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path), path=figure_path)
+    except fit.BadInput as error:
+        return None, [f"no fit: {error}"]
+    return found["runs"][0] | {"tasks": found["runs"][1:]}, lines
+
+
+def paper_tables():
+    """As lines: Table 1, and A.7's published numbers beside our fits of samples of one sigmoid."""
+    rows = [("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band")]
+    for (start, stop), (B, A) in figures.A_7.items():
+        law = forecast.forecast_run(figures.samples(0.002)._replace(start=start, stop=stop), grid=fit.PAPER_GRID)
+        bands = ("{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA")
+        rows.append((f"{start:,} to {stop:,}", B, A, law.B, law.A, *bands))
+    published = [(name, *numbers) for name, numbers in figures.TABLE_1.items()]
+    lines = ["Table 1, published fits", *table([("run", "A", "B", "C_mid"), *published])]
+    lines.append("A.7: published; our check by A.5 on samples of the bs2048 fit with R_0 = 0.39, noise 0.002 (ours)")
+    return lines + table(rows)
+
+
+def command(args, defaults):
+    """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
+    if args.paper and vars(args) != defaults | {"paper": True, "o": args.o}:
+        raise fit.BadInput("got --paper beside others than -o, expected it alone: it reads no RUN")
+    if args.gain is not None and not args.stop_rule:
+        raise fit.BadInput("got --gain, which has no effect here, expected --stop-rule with it")
+    path = args.o and os.path.expanduser(args.o)
+    if args.paper:
+        folder = Path(path or "figures")
+        figures.published(folder)
+        return [*paper_tables(), f"written to {folder}"]
+    laws = fits(args)
+    shortest = min(law.run.compute[-1] for law in laws)  # all are read at one compute
+    until = _until(args.until, shortest) if args.until else None
+    flags = [name for name, value in vars(args).items() if value is True]
+    found, lines = analyse(laws, flags, until, path, args.gain, args.reach)
+    if path:
+        lines.append(f"written to {path}")
+    return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
+
+
+def _until(text, last):
+    """The compute of --until: as given, or a multiple of `last`, such as 4x."""
+    with suppress(ValueError):
+        until = float(text[:-1]) * last if text.endswith("x") else float(text)
+        if 0 < until < np.inf:
+            return until
+    raise fit.BadInput(f"got --until {text}, expected a compute above 0, or a multiple of the run's such as 4x")
+
+
+def fits(args):
+    """The fits of all runs in the files of the command line."""
+    runs = []
+    for path in args.runs:
+        for reward in args.reward or [None]:
+            for run in read_runs(path, args.compute, reward, args.scale, args.cumulative, args.completions):
+                low, high = run.ends
+                r0 = None if args.r0 is None else (args.r0 - low) / (high - low)
+                name = f"{run.name} {run.source[1]}" if len(args.reward or ()) > 1 else run.name
+                runs.append(run._replace(start=args.fit_from, stop=args.fit_to, r0=r0, name=name))
+    least = 1 + args.compare
+    if len(runs) < least:
+        raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
+    if len(units := {run.unit for run in runs}) > 1:
+        raise fit.BadInput(f"got runs by {', '.join(sorted(units))}, expected one unit of compute; name it: --x COL")
+    if len(runs) == 1 and args.reward is None:
+        return with_tasks(runs[0], args.runs[0])
+    return [forecast.forecast_run(run) for run in runs]
+
+
+def flags():
+    """The parser of the command line."""
+    parser = Parser(prog="fit.py", description=fit.__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or a CSV, JSON or console log, also as .gz")
+    more = "column, or its name's end; row counts the rows (default: gpu_hours, global_step or step)"
+    add("--x", "--compute", dest="compute", metavar="COL", help=more)
+    more = "likewise (default: pass_rate, with one RUN its tasks too); may be given several times"
+    add("--reward", action="append", help=more, metavar="COL")
+    add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI (--scale=-2:4)")
+    add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
+    add("--completions", metavar="N", help="each reward is the mean of N, a number or column (default: completions)")
+    add("--r0", type=float, metavar="R", help="reward at C = 0 (default: fitted)")
+    add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
+    add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")
+    add("--until", metavar="C", help="forecast and compare at this compute, or at 4x the shortest run's")
+    add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
+    add("--stop-rule", action="store_true", help="is it worth going on to twice the compute, or to --until?")
+    add("--gain", type=float, help="of --stop-rule: least rise worth going on for (default: 0.02 of the scale)")
+    add("--reach", type=float, metavar="R", help="how much compute until this reward?")
+    add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute")
+    add("--json", action="store_true", help="print JSON")
+    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")
+    add("--paper", action="store_true", help="draw the paper's figures from its published fits")
+    return parser
+
+
+def main(argv=None):
+    """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
+    parser = flags()
+    try:
+        args = parser.parse_args(None if argv is None else list(map(str, argv)))
+        print("\n".join(command(args, vars(parser.parse_args([])))))
+    except (ValueError, OSError) as error:  # BadInput too; a file that cannot be opened or written
+        parser.exit(2, f"fit.py: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Evaluations (Sec. 2.1): train.py --evaluate, without training; and what a trainer does while it waits for one.
+
+Test: pytest tests/test_train.py
+"""
+
+import shutil
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from statistics import mean
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+import batches
+import precision
+import reward
+from pipeline import Request, RequestQueue
+from plumbing import screen
+from plumbing.build import make_generator, make_scorer
+from plumbing.launch import threads, torchrun
+from plumbing.log import append
+from plumbing.processes import device
+from plumbing.store import POLL, paces
+from verify.graders import NO_FAILURE, OWN
+
+TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
+
+
+class LocalQueue(RequestQueue):
+    """The requests of a generator in a trainer's process, which takes the weights from the trainer itself."""
+
+    def join(self, version):
+        pass
+
+
+class TrainerDecodes:
+    """On CPUs a run's only trainer decodes too while it waits for an evaluation, since its cores would be idle.
+
+    generate  train.generate, whose loop it runs with a generator of its own. A completion depends on
+              its request alone, not on who makes it. The generator is made here, at the start: later the checkpoint
+              that it is read from may have been deleted
+    """
+
+    def __init__(self, args, processes, policy, generate):
+        def copied(named):
+            for name, tensor in precision.full_tensors(policy):
+                named[name].detach().copy_(tensor)
+
+        place = {name: getattr(processes, name) for name in ("heartbeat", "device", "dtype", "clock")}
+        self.turns = generate(args, SimpleNamespace(receive=copied, **place), LocalQueue(processes.store, *paces()))
+        next(self.turns)  # makes the generator, which gets the trainer's weights
+
+    def decode(self):
+        """Decode for a moment; returns at once if all requests of the evaluation are taken."""
+        began = time.monotonic()
+        for generator, *_ in self.turns:
+            if not generator.busy or time.monotonic() - began > TURNS:
+                return
+
+    def close(self):
+        self.turns.close()
+
+
+def trainer_decodes(args, processes, policy, generate):
+    """The TrainerDecodes of a run's only trainer on CPUs; None in any other run. Arguments as for TrainerDecodes."""
+    if args.trainers > 1 or args.generator != "torch" or args.virtual or processes.device.type != "cpu":
+        return None
+    return TrainerDecodes(args, processes, policy, generate)
+
+
+def metrics(groups, prompts, benchmarks):
+    """What the log says of an evaluation: groups of RolloutMetadata, the data.Prompts that they answer.
+
+    benchmarks  sources that are never trained on: they have their own curves, and no part in what is fitted
+    """
+    trained = [group for group in groups if prompts[group[0].prompt].source not in benchmarks]
+    every = reward.pass_rates(groups, prompts)
+    rates = reward.pass_rates(trained, prompts) | {name: every[name] for name in ("tasks", "tasks_stderr")}
+    return rates | grading_metrics(groups, prompts)
+
+
+def grading_metrics(groups, prompts):
+    """What the log says of verdicts, in a batch or an evaluation. prompts: the data.Prompts that the groups index."""
+    rollouts = sum(groups, [])
+    errors = {group[0].prompt: [rollout.error for rollout in group if rollout.value is None] for group in groups}
+    failures = [
+        {
+            "where": prompts[index].where,
+            "error": reasons[0],
+            "verifier": not reasons[0].startswith(NO_FAILURE),  # else the reference, or a function of one's own
+            "own": reasons[0].startswith(OWN),
+        }
+        for index, reasons in errors.items()
+        if reasons and reasons[0] != OWN
+    ]
+    return {
+        "answered": batches.mean(
+            rollout.marked and not rollout.interrupted or bool(rollout.correct) for rollout in rollouts
+        ),
+        "timed_out": sum(rollout.timed_out for rollout in rollouts),
+        "silent": sum(OWN in reasons[:1] for reasons in errors.values()),
+        "failures": failures,
+    }
+
+
+def keep_samples(out, step, prompts, groups, samples):
+    """Append the Rollouts `samples`, those of the first groups, to completions.jsonl."""
+    for rollout, tokens in zip(sum(groups, []), samples):
+        append(
+            Path(out) / "completions.jsonl", {"step": step, **answered(prompts[rollout.prompt], tokens, rollout.value)}
+        )
+
+
+def complete(generator, scorer, prompts, generations):
+    """Yield the scorer.Score of `generations` completions of each prompt, in the order of the verdicts; no queue.
+
+    prompts            data.Prompts
+    generator, scorer  as in train.generate; the caller closes both
+    """
+    asked = {prompt.index: prompt for prompt in prompts}
+    for prompt in prompts:
+        generator.add(Request(prompt.index, generator.version, prompt, generations, evaluation=True))
+    while generator.busy or scorer.pending:
+        if generator.busy:
+            for completion in generator.step():
+                scorer.submit(completion, asked[completion.request])
+        else:
+            time.sleep(POLL)
+        yield from scorer.finished()
+
+
+def evaluate_policy(args, prompts):
+    """--evaluate: print mean@k and pass@k of a policy for each validation curve, with standard errors over prompts.
+
+    Each completion becomes a row of OUT/evaluation.jsonl. Prompts whose verifier failed are left out of the means. Each
+    of several ranks takes every n-th prompt; rank 0 collects.
+    """
+    rank, local, world = map(torchrun, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    place = device(local)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if world > 1:
+        torch.set_num_threads(threads())
+        dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
+        patient = dist.new_group(timeout=timedelta(days=1))  # some ranks end long before others
+        dist.broadcast_object_list(tried := [args.protections], 0)
+        args = replace(args, protections=tried[0])
+    mine = prompts[rank::world]
+    values = {prompt.index: [] for prompt in mine}
+    unit = " completions" if world == 1 else f" completions on 1 of {world} ranks"
+    # Its rate is the mean so far, as completions end in bursts.
+    look = {"total": len(mine) * args.generations, "unit": unit, "smoothing": 0.0, "disable": bool(rank)}
+    rows = part(args, rank)
+    rows.write_bytes(b"")  # an interrupted evaluation may have left some
+    with (
+        closing(make_generator(args, place, getattr(torch, args.dtype))) as generator,
+        closing(make_scorer(args)) as scorer,
+        screen.progress(sys.stderr, **look) as bar,
+    ):
+        for score in complete(generator, scorer, mine, args.generations):
+            values[score.completion.request].append(score.value)
+            append(rows, answered(prompts[score.completion.request], score.completion, score.value))
+            bar.update()
+        shares = [values] * world
+        if world > 1:  # before the generator is closed: vLLM destroys the group with it
+            dist.all_gather_object(shares, values, group=patient)
+    if rank:
+        return
+    for other in range(1, world):
+        with rows.open("ab") as file, part(args, other).open("rb") as more:
+            shutil.copyfileobj(more, file)
+        part(args, other).unlink()
+    rows.rename(rows.with_suffix(".jsonl"))
+    report(args, prompts, {index: group for share in shares for index, group in share.items()})
+
+
+def part(args, rank):
+    """The file in which a rank keeps its rows until all are there."""
+    return Path(args.out) / f"evaluation{rank or ''}.part"
+
+
+def report(args, prompts, values):
+    """Print what --evaluate has found. values: {Prompt.index: v of each completion}"""
+    groups = [values[prompt.index] for prompt in prompts]
+    for curve in sorted({prompt.curve for prompt in prompts}):
+        known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
+        asked = screen.counted(len(known), "prompt")
+        print(f"{curve}: {asked}, {screen.counted(args.generations, 'completion')} each")
+        if not known:
+            continue
+        estimates = {f"mean@{args.generations}": reward.over_prompts([*map(mean, known)])}
+        graded = any(value not in (0, 1) for group in known for value in group)  # else pass@1 is mean@k
+        for k in (2**power for power in range(0 if graded else 1, args.generations.bit_length())):
+            estimates[f"pass@{k}"] = reward.pass_at_k(known, k)
+        for name, (value, stderr) in estimates.items():
+            print(f"  {name:8} {value:.4f} +- {stderr:.4f}")
+
+
+def answered(prompt, completion, value):
+    """A completion as a row of completions.jsonl or evaluation.jsonl. value: v from 0 to 1; None: unknown."""
+    return {
+        "prompt": prompt.text,
+        "completion": completion.text,
+        "answer": prompt.answer,
+        "correct": None if value is None else value == 1,
+        "value": value,
+        "truncated": completion.truncated,
+        "task": prompt.curve,
+    }

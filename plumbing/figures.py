@@ -1,0 +1,272 @@
+"""Everything that fit.py draws. A figure is a list of panels; a panel is (title, x label, y label, [Curve, ...]).
+
+`page` draws the columns of a run's log against its optimizer steps.
+"""
+
+from collections import defaultdict, namedtuple
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import fit
+import forecast
+from plumbing import folder as run_folder
+
+PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
+TABLE_1 = {  # A, B, C_mid (GPU-hours)
+    "ScaleRL": (0.610, 1.92, 2542), "ScaleRL-32k": (0.645, 1.89, 11272), "ScaleRL-8gen": (0.585, 2.44, 2542),
+    "ScaleRL-24gen": (0.590, 2.22, 3054), "ScaleRL-32gen": (0.595, 2.07, 2936), "ScaleRL-Scout": (0.710, 1.65, 4242),
+    "ScaleRL-bs512": (0.605, 1.77, 2818), "ScaleRL-bs2048": (0.645, 1.70, 10909),
+    "math+code, math": (0.595, 2.05, 2896), "math+code, code": (0.615, 1.09, 1675),
+}  # fmt: skip
+# A.7, published: first and last fitted GPU-hours -> (B, A)
+A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
+RATE = "pass rate R"
+HOURS = "compute C (GPU-hours)"
+BAND = "90 % band of the curve"
+# Okabe and Ito's colours, which colour-blind readers can tell apart; grey replaces their yellow, too faint on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+MARKERS = "os^DvPX"  # seven, so that with eight colours no two of 56 curves look alike
+
+
+class Curve(namedtuple("Curve", "label law span points band", defaults=(((), ()), None))):
+    """A curve law(x), solid from span[0] to span[1], dashed on to span[2]; points (x, y); band(x) -> (low, high)."""
+
+
+def called(unit):
+    """What a column of compute is called on the screen and in figures: not every device is a GPU."""
+    return unit.replace("gpu_hours", "device-hours")
+
+
+def draw(ax, title, xlabel, ylabel, curves):
+    """Draw a panel, its legend below it. Points beyond the solid part of a curve are hollow: its fit left them out."""
+    from matplotlib import ticker  # here, as most calls of fit.py draw nothing
+
+    hollow = False
+    looks = zip(COLOURS * len(curves), MARKERS * len(curves))
+    for place, ((label, law, (start, fitted_to, end), points, band), (colour, marker)) in enumerate(zip(curves, looks)):
+        for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
+            x = np.geomspace(*span, 200)
+            ax.plot(x, law(x), style, color=colour, lw=1.3, zorder=3 - (1 + place) / 1000)  # the first on top
+            if band:
+                ax.fill_between(x, *band(x), color=colour, alpha=0.36 / max(2, len(curves)), lw=0)
+                ax.plot(x, np.transpose(band(x)), color=colour, lw=0.6, alpha=0.7)
+        x, y = np.array(points)
+        if len(x) >= 2 * PARTS and np.std(np.diff(y)) / np.sqrt(2) > np.ptp(law(x[(x >= start) & (x <= fitted_to)])):
+            ax.plot(x, running_mean(y), color=colour, lw=2.5, alpha=0.5)  # the points are noisier than the rise
+        fitted = (x >= start) & (x <= fitted_to)
+        hollow |= not fitted.all()
+        ax.scatter(x, y, 12, np.where(fitted, colour, "none"), marker=marker, edgecolors=colour, lw=0.7, zorder=3)
+        ax.plot([], [], "-", marker=marker if len(x) else "", color=colour, ms=4, label=label)
+    if hollow:
+        ax.plot([], [], "o", color="black", mfc="none", ms=4, mew=0.7, label="hollow: not fitted")
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.set_title(title, fontsize=10)
+    low, high = ax.get_xlim()
+    subs = (1,) if high > 1e3 * low else (1, 3)  # over three decades, labels at 3 have no room
+    ticks = lambda x, _: f"{x:.15g}"  # noqa: E731  0.03 and 300
+    if high >= 1e4:
+        ticks = ticker.LogFormatterSciNotation(minor_thresholds=(4, 4))  # 3 x 10^5
+    ax.xaxis.set(major_locator=ticker.LogLocator(subs=subs), major_formatter=ticks, minor_formatter="")
+    ax.grid(alpha=0.25)
+    ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
+
+
+def save(path, title, panels):
+    """Write a figure: the panels that have curves, on logarithmic x axes, at most three in a row."""
+    from matplotlib.figure import Figure
+
+    panels = [panel for panel in panels if panel[-1]]
+    most = max(len(panel[-1]) for panel in panels)
+    rows = -(-len(panels) // 3)
+    columns = -(-len(panels) // rows)
+    height = 4.2 + 0.18 * (most if most < 5 else -(-most // 2))  # the legend's lines
+    figure = Figure(figsize=(5.6 * columns, height * rows), layout="constrained")
+    figure.suptitle(title)
+    for place, panel in enumerate(panels, 1):
+        draw(figure.add_subplot(rows, columns, place, xscale="log"), *panel)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def scaling(law, end, mean_of=np.inf):
+    """A Forecast as a Curve up to `end`: Eq. 1 over the fitted points (where they do not rise the median of its curves,
+    where they fall nothing), and from the last one on the median and the 90 % band of `mean_of` evaluations (inf: of
+    the curve).
+    """
+    own = law.run.own
+    C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
+    label = f"{law.run.name}: A = {own(law.A):.3f}, B = {law.B:.2f}"
+    first, last = law.span
+    within = law.predict if forecast.gains(law) else law.median
+    hidden = last if forecast.peak(law) else 0.0
+    if undetermined := forecast.known(law).get("A"):
+        label = f"{law.run.name}: {undetermined.partition(':')[0]}"
+
+    def value(C):
+        return own(np.where(C < hidden, np.nan, np.where(C < last, within(C), law.median(C))))
+
+    def band(C):
+        return tuple(own(np.where(C < last, np.nan, law.band(C, mean_of))))
+
+    return Curve(label, value, (first, last, end), (C, own(R)), band)
+
+
+def asymptote(law, end):
+    """[A of a Forecast as a Curve from the last point to `end`, with its band], or [] if the points do not tell A."""
+    if "A" in forecast.known(law) or end <= law.span[1]:
+        return []
+    A, low, high = law.run.own([law.A, *law.bands["A"]])
+    label = f"A and its 90 % band, {low:.3f} to {high:.3f}"
+    last = law.span[1]
+    return [Curve(label, lambda C: A + 0 * C, (last, last, end), band=lambda C: (low + 0 * C, high + 0 * C))]
+
+
+def power_law(law, end):
+    """A.4: the power law, fitted on the same range as Eq. 1, as a Curve up to `end`."""
+    power = fit.fit_power_law(*law.run[:4])
+    own = law.run.own
+    label = f"{law.run.name}, power law: A = {own(power.A):.3f}, B = {power.B:.2f}"
+    return Curve(label, lambda C: own(power.predict(C)), (*law.span, end))
+
+
+def through(label, rows):
+    """A Curve through rows (x, value, low, high), straight between them on a logarithmic x axis; its band."""
+    x, *values = np.array(rows, float).T
+    value, low, high = (lambda at, y=y: np.interp(np.log(at), np.log(x), y) for y in values)
+    return Curve(label, value, (x[0], x[-1], x[-1]), (x, values[0]), lambda x: (low(x), high(x)))
+
+
+# ---- The page of a run ----
+
+PAGE = {  # title -> columns of the log's rows
+    "pass rate": ("pass_rate", "evaluated"),
+    "entropy (nats)": ("entropy",),
+    "mean |log rho| (nats)": ("log_rho",),
+    "effective sample size (share)": ("effective_sample_size",),
+    "gradient norm": ("gradient_norm",),
+    "length (tokens)": ("length_max", "length_mean"),
+    "share of the rollouts": ("truncated", "interrupted"),
+    "mean staleness (optimizer steps)": ("staleness",),
+    "idle share": ("idle_generators", "idle_trainers"),
+    "seconds": ("seconds", "seconds_generate", "seconds_train", "seconds_publish"),
+}
+PARTS = 25  # a thick line is the running mean over a part of the run
+
+
+def running_mean(y):
+    """y (n,) averaged over a PARTS-th of the run about each point."""
+    window = np.ones(1 + len(y) // PARTS)
+    return np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")
+
+
+def columns(rows):
+    """{column of `PAGE`: [(step, value)], from the last step on} of the rows of a log."""
+    found = defaultdict(list)
+    first = np.inf, True
+    for row in reversed(rows):
+        at = row.get("step", np.inf), row.get("kind") == "eval"
+        if row.get("kind") in ("step", "eval") and at < first:  # else the run was resumed from before it
+            first = at
+            if at[1]:
+                row = {"evaluated": row["pass_rate"]}
+            elif stale := row.get("staleness"):
+                row = row | {"staleness": np.average(list(map(int, stale)), weights=list(stale.values()))}
+            for name, value in row.items():
+                if isinstance(value, (int, float)):  # None: it was nan, or the step trained on no token
+                    found[name].append((at[0], value))
+    return found
+
+
+def page(log, path):
+    """Draw what a run's log.jsonl says of each step: thin as logged, thick as a running mean.
+
+    What the log lacks is left out. Raises BadInput for a log without any step."""
+    from matplotlib.figure import Figure
+
+    found = columns(run_folder.rows(log)[0])
+    if "pass_rate" not in found:
+        raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step)")
+    figure = Figure(figsize=(21, 7.2))
+    # Room for the titles and the numbers at the axes; to measure these would double the time of the drawing.
+    figure.subplots_adjust(left=0.03, right=0.99, bottom=0.05)
+    figure.suptitle(f"{log}, by optimizer step (thick: running mean)")
+    for place, (title, names) in enumerate(PAGE.items(), 1):
+        ax = figure.add_subplot(2, 5, place, title=title)
+        for name, colour in zip(names, COLOURS):
+            if name in found:
+                x, y = np.array(found[name]).T
+                ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
+                ax.plot(x, running_mean(y), color=colour, label=name)
+                ax.legend()
+        ax.set_ylim(0, 1.05 * ax.get_ylim()[1])  # a constant line would lie on the frame
+        ax.grid(alpha=0.25)
+    figure.savefig(path, dpi=80)
+
+
+# ---- The paper's figures, from what it publishes ----
+
+
+def table_1(title, names, *spans, gain=False):
+    """A panel of published fits.
+
+    names  of TABLE_1, joined by "/"
+    spans  (see Curve) in GPU-hours, one for each name; the last serves all further names
+    gain   draw (R - R_0) / (A - R_0), which needs no R_0
+    """
+    curves = []
+    for i, name in enumerate(names.split("/")):
+        A, B, C_mid = TABLE_1[name]
+        law = partial(fit.sigmoid, A=1 if gain else A, B=B, C_mid=C_mid, R_0=0 if gain else PAPER_R_0)
+        curves.append(Curve(f"{name}: A = {A:.3f}, B = {B:.2f}", law, spans[min(i, len(spans) - 1)]))
+    return title, HOURS, "gain (R - R_0) / (A - R_0)" if gain else RATE, curves
+
+
+def samples(noise):
+    """A fit.Run of samples of the published bs2048 fit, at step 0 and every 100 of 7,400 steps.
+
+    noise  standard deviation of one pass rate; the noise, R_0 and the spacing are our choices
+    """
+    C = np.linspace(0, 100000, 75)
+    R = fit.sigmoid(C, *TABLE_1["ScaleRL-bs2048"], PAPER_R_0)
+    R += noise * np.random.default_rng(0).normal(size=75) * (C > 0)
+    return fit.Run(C, R, name="samples", unit="GPU-hours")
+
+
+def published(folder):
+    """Draw into `folder` every figure that the published numbers allow."""
+
+    def write(figure, title, *panels):
+        save(folder / f"paper_{figure}.png", f"{title}: published fit, not data", panels)
+
+    wide = (100, 1e5, 1e5)
+    big = (1500, 5e4, 1e5)
+    scout = (1500, 16000, 45000)
+    write("fig1", "Fig. 1, dashed: extrapolated (source: Table 1; R_0 = 0.39 is ours)",
+          table_1("8B, batch 2048", "ScaleRL-bs2048", big),
+          table_1("both, as gain", "ScaleRL-bs2048/ScaleRL-Scout", big, scout, gain=True))  # fmt: skip
+    base = dict(zip(("A", "B", "C_mid", "R_0"), (*TABLE_1["ScaleRL"], PAPER_R_0)))
+    panels = []
+    for name, low, high in (("A", 0.55, 0.7), ("B", 1, 4), ("C_mid", 1000, 8000), ("R_0", 0.3, 0.45)):
+        laws = {f"{name} = {x}": partial(fit.sigmoid, **base | {name: x}) for x in (low, base[name], high)}
+        panels.append((f"the role of {name}", HOURS, RATE, [Curve(*law, wide) for law in laws.items()]))
+    panels.append(table_1("A.8: less efficient, ahead in the end", "ScaleRL-8gen/ScaleRL-bs2048", wide))
+    write("fig3", "Fig. 3 and A.8 (source: Table 1; R_0 = 0.39 and the varied values are ours)", *panels)
+    write("sec5", "Sec. 5 (source: Table 1; where a pass rate is drawn, R_0 = 0.39 is ours)",
+          table_1("generation length (14k, 32k)", "ScaleRL/ScaleRL-32k", wide),
+          table_1("batch size (768, 512, 2048)", "ScaleRL/ScaleRL-bs512/ScaleRL-bs2048", wide),
+          table_1("generations per prompt (16, 8, 24, 32)", "ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen", wide),
+          table_1("model size (8B, Scout)", "ScaleRL/ScaleRL-Scout", wide, gain=True),
+          table_1("math and code", "math+code, math/math+code, code", wide, gain=True))  # fmt: skip
+    slopes = ("CISPO", 2.01), ("DAPO", 1.77)
+    curves = [
+        Curve(f"{name}: slope B = {B}", lambda C, B=B: B * np.log10(C), (1500, 8000, 16000)) for name, B in slopes
+    ]
+    write("fig7", "Fig. 7 (source: text)", ("leave one out", HOURS, "log10 F(R), F in GPU-hours^B", curves))
+    panels = []
+    for start, stop, A in ((1500, 50000, "A = 1.0"), (5000, 50000, "A = 0.74"), (30000, 60000, "right")):
+        law = forecast.forecast_run(samples(0.0005)._replace(start=start, stop=stop))
+        title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})\n{BAND}"
+        panels.append((title, HOURS, RATE, [scaling(law, 1e5), power_law(law, 1e5)]))
+    write("a4", "A.4 (samples of the bs2048 fit of Table 1; R_0 = 0.39 and noise 0.0005 are ours)", *panels)

@@ -1,0 +1,425 @@
+"""The processes of a run: how they start, which groups they form, and how they end together.
+
+Paper: Sec. 2 and A.3, generators and trainers on separate devices, 64 + 16 of 80.
+
+Ranks 0 ... T-1 are trainers (FSDP2 among themselves), the rest generators. Only weights, gradients and a few sums per
+step use collectives; everything else goes through the store (store.py), which rank 0 hosts. Two processes on one GPU,
+or without one, use gloo; one process per GPU uses NCCL, on nodes with equally many GPUs. heartbeat.py tells who is
+alive.
+
+Deviation: none known.
+
+Run by train.py. Test: pytest tests/test_faults.py tests/test_restarts.py tests/test_nodes.py
+"""
+
+import ast
+import hashlib
+import ipaddress
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.device_mesh import DeviceMesh
+
+from pipeline import RequestQueue
+from plumbing import folder as run_folder
+from plumbing import heartbeat
+from plumbing.launch import Unbroken, end_launcher, handled, threads, torchrun
+from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store, paces
+from verify import sandbox
+
+STORES: list = []  # kept open: rank 0 serves the others
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface (netdevice(7))
+ROOT = Path(__file__).resolve().parents[1]  # the project's folder
+# What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
+OF_THE_NODE = ("model", "data", "out", "resume", "checkpoint", "notes", "asked", "protections")
+
+# --- Start -----------------------------------------------------------------------------------------------------------
+
+
+def device(local):
+    """The device of the process with this local rank: a GPU, of which there may be fewer than processes, or the CPU."""
+    gpus = torch.cuda.device_count()
+    return torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
+
+
+def interface():
+    """The network interface that leads to the other nodes; None on one node, or if it cannot be told.
+
+    It is the one that leads to MASTER_ADDR. Where that name leads to loopback (on Debian the node's own name is
+    127.0.1.1), it is the default route's. gloo looks up the node's own name and would offer loopback to the others.
+    """
+    if os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE"):
+        return None
+    import fcntl  # here, since Windows lacks it
+
+    for there in (os.environ["MASTER_ADDR"], "8.8.8.8"):
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((there, 9))  # of a datagram: sends nothing
+            ours = probe.getsockname()[0]
+            if ipaddress.ip_address(ours).is_loopback:
+                continue
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # an interface without an address
+                    reply = fcntl.ioctl(probe, SIOCGIFADDR, name.encode().ljust(32, b"\0"))
+                    if socket.inet_ntoa(reply[20:24]) == ours:
+                        return name
+    return None
+
+
+def uuid(place):
+    """What tells a GPU from all others, whatever number a process knows it by; None for the CPU."""
+    return str(torch.cuda.get_device_properties(place).uuid) if place.type == "cuda" else None
+
+
+def gpus_of_ranks(unstarted=1):
+    """What tells apart the GPUs of this node's ranks, by local rank; None for each without GPUs.
+
+    unstarted  how many ranks there will be, if they have not been started yet
+    """
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", unstarted))
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < count and torchrun("WORLD_SIZE") > 1:
+        return uuids()  # they share GPUs, or each sees another one only, as under Slurm
+    return [rank % gpus if gpus else None for rank in range(count)]
+
+
+@cache  # a process exchanges them once
+def uuids():
+    """Of the GPUs of this node's ranks, by local rank; exchanged before there is a process group."""
+    store, rank, _ = next(dist.rendezvous("env://"))
+    STORES.append(store)
+    local = torchrun("LOCAL_RANK")
+    named = dist.PrefixStore("gpus", store)
+    named.set(str(rank), uuid(device(local)))
+    ranks = range(rank - local, rank - local + torchrun("LOCAL_WORLD_SIZE"))
+    return [named.get(str(other)).decode() for other in ranks]
+
+
+def sharing(unstarted=1):
+    """The local ranks that share this process's device: its GPU, or the CPU; unstarted as in `gpus_of_ranks`."""
+    places = gpus_of_ranks(unstarted)
+    mine = places[torchrun("LOCAL_RANK")]
+    return [rank for rank, place in enumerate(places) if place == mine]
+
+
+def backend(gpus):
+    """What carries weights and gradients: NCCL if every process has a GPU of its own, else gloo.
+
+    gpus  as from `uuid`, of every rank. Their numbers would not do: under Slurm each process may see one GPU, number 0.
+    """
+    return "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
+
+
+def stamp(args):
+    """{name: text} of what all ranks must have alike: settings, versions, and the code itself."""
+    local = OF_THE_NODE if "slots" in args.asked else (*OF_THE_NODE, "slots")
+    settings = {name: str(value) for name, value in vars(args).items() if name not in local}
+    code = code_digest()[:12]
+    return settings | {"torch": str(torch.__version__), "transformers": transformers.__version__, "code": code}
+
+
+def code_digest(root=ROOT):
+    """A digest of the code of train.py and of what it imports, in folders of any depth; comments do not count."""
+    files = [*root.glob("*.py"), *root.glob("plumbing/**/*.py"), *root.glob("verify/**/*.py")]
+    trees = (ast.dump(ast.parse(file.read_text(encoding="utf-8"))) for file in sorted(files))
+    return hashlib.sha256("".join(trees).encode()).hexdigest()
+
+
+def serve_store(address, listen):
+    """The TCPStore behind store.Store, hosted by rank 0; every rank of an initialised default group calls this.
+
+    address  of rank 0;  listen  () -> a socket that listens there
+    """
+    server = listen() if dist.get_rank() == 0 else None
+    port: list = [server and server.getsockname()[1]]
+    dist.broadcast_object_list(port, 0)
+    hosting = {"is_master": True, "master_listen_fd": server.detach()} if server else {"is_master": False}
+    return dist.TCPStore(address, port[0], wait_for_workers=False, **hosting)
+
+
+# --- This process among the others -----------------------------------------------------------------------------------
+
+
+class Processes:
+    """This process among the others: its rank, device and groups, the store, and the heartbeat."""
+
+    clock = staticmethod(time.perf_counter)  # seconds
+    hours = "device-hours"  # what they are called on the screen
+    reached = ""  # the step at which rank 0's training has ended, of how many
+    drain = False  # whether all admitted requests are finished before each step: only with --virtual exact
+
+    def __init__(self, args):
+        sys.stdout, sys.stderr = Unbroken(sys.stdout), Unbroken(sys.stderr)
+        self.local, self.rank, self.world = map(torchrun, ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
+        self.devices = self.world  # on a CPU one process counts as one device
+        self.out = args.out
+        self.dtype = getattr(torch, args.dtype)
+        self.trainer_ranks = range(args.trainers)
+        self.generator_ranks = range(args.trainers, self.world)
+        self.device = device(self.local)
+        if self.device.type == "cuda":
+            if self.rank in self.trainer_ranks:  # micro-batches differ in shape: else a tenth of the memory is holes
+                os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+            torch.cuda.set_device(self.device)
+        torch.set_num_threads(threads())
+        limit = timedelta(seconds=args.timeout)
+        if name := interface():
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        dist.init_process_group("gloo", timeout=limit)
+        dist.all_gather_object(places := [None] * self.world, (uuid(self.device), socket.gethostname()))
+        kind = backend([gpu for gpu, _ in places])
+        self.hosts = [host for _, host in places]
+        listen = partial(heartbeat.listener, self.world)
+        tcp_store = serve_store(heartbeat.address(), listen)
+        lines = heartbeat.connect(self.rank, self.world, args.timeout)
+        self.heartbeat = heartbeat.Heartbeat(lines, self.rank, self.name, args.timeout, self.farewell)
+        self.store = Store(tcp_store, self.rank, self.heartbeat)
+        self.trainers = dist.new_group(self.trainer_ranks, timeout=limit, backend=kind)
+        # Writing to a disk may take long; if a process dies meanwhile, the heartbeat tells.
+        self.writers = dist.new_group(self.trainer_ranks, backend="gloo", timeout=timedelta(days=1))
+        self.receivers = dist.new_group([0, *self.generator_ranks], timeout=limit, backend=kind)
+        self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank in self.trainer_ranks else None
+        self.end_in_order()
+
+    def name(self, rank):
+        """What messages call a rank."""
+        role = "trainer" if rank in self.trainer_ranks else "generator"
+        return f"{role} rank {rank}" + (f" on {self.hosts[rank]}" if len({*self.hosts}) > 1 else "")
+
+    def end_in_order(self):
+        """Until here a signal ends the process at once; from here on all ranks end in order, led by rank 0."""
+        for name in handled():
+            signal.signal(signal.Signals[name], self.on_signal)
+
+    def on_signal(self, number, _):
+        """One of ENDING, on any rank, maybe from the launcher: all trainers end at their next micro-batch or wait."""
+        self.heartbeat.stop(f"interrupted: {self.name(self.rank)} got {signal.Signals(number).name}")
+
+    def agree(self, args):
+        """The Settings that all ranks agree on, before anything is loaded; every rank calls this.
+
+        Rank 0 locks --out and picks the newest intact checkpoint, now by checksums too. All look whether they see a
+        file that it has just made there, and say with what they started and which protections their sandboxes have.
+        Raises OSError if --out is in use, is not one folder for all nodes, or holds broken checkpoints only, or if a
+        rank was started with other settings, versions or code.
+        """
+        out = Path(args.out)
+        if self.rank == 0:
+            with self.heartbeat.working():
+                self.lock = run_folder.lock_log(out)  # until this process ends
+                picked = run_folder.pick(out, args.checkpoint) if args.resume else None
+            for stale in out.glob(".start-*"):
+                stale.unlink()
+            mark = out / f".start-{secrets.token_hex(8)}"
+            mark.touch()
+            self.store.put({"start": (mark.name, picked, bool(args.protections))})
+        self.store.wait("rank 0 to pick a checkpoint", lambda: self.store.has(["start"]))
+        seen, picked, sandboxed = self.store.read("start")
+        protections = args.protections
+        if sandboxed and self.local == 0 and not protections:  # a node of generators, which know no prompts yet
+            protections = sandbox.protections()
+        mine = stamp(args), (out / seen).exists(), str(out), protections, args.slots
+        self.store.put({f"started/{self.rank}": mine})
+        names = [f"started/{rank}" for rank in range(self.world)]
+        self.store.wait("the others to start", lambda: self.store.has(names))
+        started = [self.store.read(name) for name in names]
+        if self.rank == 0:
+            mark.unlink()
+        self.compare(started)
+        slots = min(slots for *_, slots in started)  # each has made its own fit the memory that it saw
+        own = started[self.rank - self.local][3]  # the first rank of a node has tried out its sandboxes
+        everywhere = [line for line in own if all(line in lines for *_, lines, _ in started if lines)]
+        protections = own if self.rank else everywhere  # rank 0 logs them
+        return replace(args, checkpoint=picked, slots=slots, protections=protections)
+
+    def compare(self, started):
+        """Raise OSError if a rank was started with other settings, versions or code than rank 0, or in another folder.
+
+        started  for each rank: its `stamp`, whether it sees rank 0's file, its --out, more
+        """
+        ours = started[0][0]
+        for rank, (theirs, sees, out, *_) in enumerate(started):
+            if not sees:
+                expected = "expected one folder that all nodes share"
+                raise OSError(f"--out {out} on {self.hosts[rank]} is not the folder that rank 0 has; {expected}")
+            if differ := [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]:
+                differences = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in differ)
+                raise OSError(f"{self.name(rank)} was started with {differences}: expected the same on all nodes")
+
+    def farewell(self, reason):
+        """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""
+        last, _ = run_folder.newest(self.out)
+        checkpoint = "no checkpoint yet"
+        if last:
+            checkpoint = f"a checkpoint of step {run_folder.step(last)}: go on with --resume"
+        return f"train.py: error: {reason}; {self.out} holds {checkpoint} ({self.name(self.rank)})"
+
+    def end(self, reason):
+        """The last call on every rank: say why the run ends, and end in order. Returns the exit code.
+
+        Rank 0, which hosts the store, waits until the others have ended, so that its line is the last.
+        """
+        beat = self.heartbeat
+        if reason != "finished" and not (beat.lost or beat.failed):
+            print(f"train.py: {reason} ({self.name(self.rank)})", flush=True)
+        beat.end(patience=0.0 if self.rank else 5.0)
+        beat.final |= beat.failed  # the verifier, or gradients that are not finite
+        if dist.is_initialized():  # vLLM destroys the group when it closes
+            dist.destroy_process_group()
+        if beat.lost or beat.failed:
+            if beat.final:
+                end_launcher()
+            if not beat.lost:  # else the reason is printed already
+                print(self.farewell(reason), file=sys.stderr)
+            return 1
+        if reason.startswith("interrupted") and self.rank == 0:
+            how = f"by {reason.split()[-1]} " if " got SIG" in reason else ""
+            print(f"stopped {how}at step {self.reached}; go on with --resume")
+        return 0
+
+    def close(self):
+        """Nothing is left to do: the process ends."""
+
+    # --- Collectives of the trainers, the identity on one
+
+    def any_trainer(self, flag):
+        """Whether a flag is set on any trainer."""
+        flag = torch.tensor(float(bool(flag)), device=self.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.trainers)
+        return bool(flag)
+
+    def stop_together(self, tokens):
+        """Called before each micro-batch, of so many tokens: if any trainer was asked to stop, all raise Interrupted.
+
+        If only some of them left, the others would hang in FSDP.
+        """
+        self.heartbeat.tick()
+        if self.any_trainer(self.heartbeat.stopped):
+            raise Interrupted(self.heartbeat.stopped or "interrupted")
+
+    def total(self, sums, largest):
+        """(the sums added, the largest) over all trainers.
+
+        sums  (n,) float64, and largest (), on the device; both are overwritten
+        """
+        dist.all_reduce(sums, group=self.trainers)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.trainers)
+        return sums.tolist(), largest.item()
+
+    # --- Weights
+
+    def broadcast(self, layout, tensors):
+        """Copy the trainers' weights into those of the generators, all of which call `receive`.
+
+        Every trainer rank calls this, with the arguments of `broadcast_weights`: to make a whole tensor takes all.
+        """
+        if self.rank == 0:
+            self.store.put({f"weights/{rank}": True for rank in self.generator_ranks})
+            broadcast_weights(layout, tensors, self.receivers, self.device)
+        else:
+            deque(tensors, maxlen=0)  # makes each, and keeps none
+
+    def receive(self, named):
+        """Have rank 0's weights copied into {name: contiguous tensor}."""
+        # Not in a collective, whose time limit would run: others may still load the model, or download it.
+        self.store.wait("rank 0 to send the weights", lambda: self.store.has([f"weights/{self.rank}"]))
+        self.store.delete([f"weights/{self.rank}"])
+        tensors = [named[name] for name in sorted(named)]
+        broadcast_weights(layout_of(named), tensors, self.receivers, tensors[0].device)
+
+
+# --- The lives of both roles, from start to end -----------------------------------------------------------------------
+
+
+def lead(args, processes, make, train):
+    """A trainer rank's life. Returns why it ended.
+
+    make   Settings -> its train.Trainer
+    train  train.train
+
+    An orderly end (finished, Ctrl-C, a verdict of the monitor) writes a checkpoint. After the loss of a process, on a
+    full disk, or with weights that are not finite, the previous checkpoint remains.
+    """
+    began = time.perf_counter()
+    heartbeat = processes.heartbeat
+    run = None
+    try:
+        args = processes.agree(args)
+        with heartbeat.working():
+            run = make(args)
+        try:
+            reason = train(run, args)
+            reason = heartbeat.stopped if heartbeat.failed else reason
+        except Interrupted as end:
+            reason = str(end)
+            heartbeat.tick()  # raises Lost if a process died: then the launcher, not Ctrl-C, interrupted us
+        heartbeat.needed &= {*processes.trainer_ranks}  # from here on generators may end
+        run.queue.stop(reason)
+        if run.decoder:
+            run.decoder.close()
+        run.checkpoint()
+    except (OSError, RuntimeError, FloatingPointError) as error:
+        reason = heartbeat.blame(error)
+    if run:
+        run.log.finish(reason, run.version, time.perf_counter() - began)
+        processes.reached = f"{run.version} of {args.steps}"
+    return reason
+
+
+def serve(args, processes, generate):
+    """A generator rank's life. Returns why it ended. generate: train.generate."""
+    queue = RequestQueue(processes.store, *paces())
+    pause = POLL
+    seen = None
+    try:
+        args = processes.agree(args)
+        for generator, *_ in generate(args, processes, queue):
+            if generator.busy or queue.latest != seen:
+                pause = POLL
+            else:
+                time.sleep(pause)
+                pause = min(LONGEST_POLL, SLOWER * pause)
+            seen = queue.latest
+        return queue.latest.stop
+    except (OSError, RuntimeError) as error:
+        return processes.heartbeat.blame(error)
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def layout_of(named, dtype=None):
+    """[(name, shape, dtype)] of {name: tensor} in the order in which weights are sent; dtype: if not the tensors'."""
+    return [(name, tuple(tensor.shape), dtype or tensor.dtype) for name, tensor in sorted(named.items())]
+
+
+def broadcast_weights(layout, tensors, group, device):
+    """Copy contiguous tensors from the group's first rank to the others, bit for bit; all ranks of it call this.
+
+    layout   of all of them (layout_of)
+    tensors  an iterable in this order; on the first rank each may be made when it is asked for: no more than two exist
+             at once
+    group    a ProcessGroup of rank 0 and the generators that can send from `device`, where the tensors are
+    Raises ValueError on a receiver whose names, shapes or dtypes are not the sender's.
+    """
+    own = torch.tensor(list(hashlib.sha256(str(layout).encode()).digest()), dtype=torch.uint8, device=device)
+    group.broadcast(sent := own.clone(), 0).wait()
+    if not torch.equal(own, sent):  # else the two sides would send and expect different sizes, and hang
+        cause = "a generator's model or dtype is not the trainers'"
+        differ = "tensors differ from rank 0's in name, shape or dtype"
+        raise ValueError(f"{differ}; likely cause: {cause}. Here: {layout}")
+    for tensor in tensors:
+        group.broadcast(tensor.detach().view(-1).view(torch.uint8), 0).wait()  # as bytes: gloo knows few dtypes

@@ -1,0 +1,593 @@
+"""The settings of a run: one dataclass, from which the command line and --help are made. Each flag is stated once here.
+
+Flags are named in the paper's words. A flag that is not given takes its value from --recipe if that is given and sets
+it, else from the preset (recipes.BASE for the models in base/, TINY for base/tiny, else PAPER), else from ScaleRL.
+The clip flags (--eps-max ...) are those that the losses declare. A flag that the chosen mode does not read is refused.
+
+Deviation: --loss gspo without --recipe takes the sample average, the only one under which its objective is GSPO's.
+Deviation: with ppo, a default --eval-every is rounded up to a multiple of k: the paper's 100 is no multiple of 8.
+
+Run by train.py. Test: pytest tests/test_settings.py
+"""
+
+import argparse
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args, get_origin
+
+import torch
+
+import data
+from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
+from pipeline import OFF_POLICY, Fault, greatest_staleness
+from plumbing import costs, plan
+from plumbing import folder as run_folder
+from plumbing.arguments import Parser, as_given, option
+from plumbing.launch import check_launcher, end_launcher, refuse, restarts, say_who_is_awaited, torchrun, world_size
+from plumbing.prompts import anchored, parse_source
+from plumbing.user_loss import register_own_loss
+from recipes import BASE, OF_BASE, PAPER, RECIPES
+from reward import THINK_END
+
+ROOT = Path(__file__).resolve().parents[1]  # the project's folder, so that base/ is found from every working folder
+BFLOAT16 = (8, 0)  # NVIDIA's first compute capability with it (Ampere)
+OLD_GPU = "this GPU has no bfloat16; weights, keys and values take twice the memory, and a step takes longer"
+
+
+def flag(help, marks=frozenset(), default=None, **more):
+    """A field of Settings. Its default is here or in recipes.py.
+
+    marks                    some of EVALUATION, FIXED, START
+    type, choices, metavar   as in argparse
+    least, above             bounds of a number: at least `least`; more than `above`, and finite
+    read_with                (name, value) of the setting with which it is read
+    """
+    return field(default=default, metadata={"help": help, "marks": marks, **more})
+
+
+EVALUATION = frozenset({"evaluation"})  # --evaluate reads it too
+FIXED = frozenset({"fixed"})  # the state of a run depends on it: --resume cannot change it
+START = frozenset({"start"})  # it belongs to one start: --resume does not take it from the log
+LENGTH_CONTROLS = ("interrupt", "penalty", "none")
+INTERRUPT, PENALTY = ("length_control", "interrupt"), ("length_control", "penalty")
+
+
+# --- Values as they are typed ----------------------------------------------------------------------------------------
+
+
+def loss_name(text):
+    if text in LOSSES:
+        return text
+    if ":" not in text:
+        raise argparse.ArgumentTypeError(f"got {text}; expected {', '.join(LOSSES)} or FILE.py:FUNCTION")
+    path = os.path.abspath(os.path.expanduser(text))
+    try:
+        register_own_loss(path)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(error) from error
+    return path
+
+
+def share_or_off(text):
+    if text == "off":
+        return None
+    with suppress(ValueError):
+        if 0 < float(text) <= 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"got {text}; expected a share above 0 and up to 1, or off")
+
+
+def day(text):
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"got {text}; expected YYYY-MM-DD ({error})") from error
+
+
+def mark_or_none(text):
+    if not text:
+        raise argparse.ArgumentTypeError("got an empty text; expected the text behind which the answer begins, or none")
+    return None if text == "none" else text
+
+
+# --- The settings ----------------------------------------------------------------------------------------------------
+
+# The setting of each group that comes first -> the group's title in --help.
+GROUPS = {
+    "recipe": "recipe and loss",
+    "off_policy": "asynchrony",
+    "model": "model and data",
+    "think_end": "lengths",
+    "lr": "optimizer",
+    "eval_every": "run",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All flags of train.py, and what follows from them. What fits, and what ranks agree on, are copies of it."""
+
+    recipe: str = flag("a published recipe (A.16); flags given beside it win", FIXED, "scalerl", choices=RECIPES)
+    loss: str = flag("objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)", FIXED, type=loss_name)
+    aggregation: str = flag("loss aggregation (Sec. 3.2)", choices=AGGREGATIONS)
+    normalisation: str = flag("advantage normalisation (Sec. 3.2)", choices=NORMALISATIONS)
+    zero_variance_filter: bool = flag("drop prompts with all completions right or all wrong (Sec. 3.2)")
+    no_positive_resampling: float | None = flag(
+        "pass rate at which a prompt is never sampled again, or off (Sec. 3.2)", type=share_or_off, metavar="SHARE|off"
+    )
+    fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", FIXED | EVALUATION)
+
+    off_policy: str = flag("when batches are generated and weights sent (Sec. 3.1)", FIXED, choices=OFF_POLICY)
+    k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)", FIXED)
+    prompts: int = flag("P, prompts per optimizer step", FIXED, least=1)
+    generations: int = flag("G, completions per prompt; with --evaluate, the k of mean@k", EVALUATION, least=1)
+    generator: str = flag("inference backend; vllm: docs/own.md", EVALUATION, "torch", choices=("torch", "vllm"))
+    slots: int = flag("completions that a generator decodes at once; fewer if memory is short", EVALUATION, least=1)
+    trainers: int | None = flag("T, ranks that train; the others generate (default: a fifth)", START, least=1)
+    virtual: str | None = flag(
+        "virtual time: exact, generators, balanced, trainers, measured:LOG (docs/virtual.md)", FIXED, metavar="COSTS"
+    )
+    generators: int = flag("with --virtual: generators beside the T trainers", FIXED, 1, least=1, metavar="N")
+
+    model: str = flag("folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", FIXED)
+    data: list[str] = flag(
+        f"prompts: {', '.join(data.EMBEDDED_TASKS)}, a JSONL file, or what `datasets` reads (plumbing/prompts.py)",
+        FIXED | EVALUATION,
+        ("arithmetic",),
+        metavar="NAME[:WEIGHT][:TASK]",
+    )
+    prompt_column: list[str] = flag("field of the prompt; of several the first found", FIXED | EVALUATION, ("prompt",))
+    answer_column: list[str] = flag("field of the answer; of several the first found", FIXED | EVALUATION, ("answer",))
+    template: list[str] = flag(
+        "variables of the chat template, as enable_thinking=false", FIXED | EVALUATION, (), metavar="NAME=VALUE"
+    )
+    date: str = flag(
+        "that a chat template writes (default: of the run's first start)",
+        FIXED | EVALUATION,
+        type=day,
+        metavar="YYYY-MM-DD",
+    )
+    skip_unusable: bool = flag("leave out rows without a usable prompt or answer", FIXED | EVALUATION, False)
+    verify_timeout: float = flag(
+        "seconds to check an answer, or one test of a program", FIXED | EVALUATION, 5.0, above=0
+    )
+    reward: str | None = flag(
+        "your own function instead of the graders (docs/rewards.md)", FIXED | EVALUATION, metavar="FILE.py:FUNCTION"
+    )
+    verifiers: int = flag("processes of each generator that check answers", EVALUATION, 2, least=1, metavar="N")
+    temperature: float = flag(
+        "of sampling; 0, with --evaluate: the most probable token", FIXED | EVALUATION, 1.0, least=0
+    )
+    dtype: str = flag(
+        "not of master weights; default: bfloat16 on GPUs, else float32",
+        FIXED | EVALUATION,
+        choices=("float32", "bfloat16"),
+    )
+
+    think_end: str | None = flag(
+        "the answer is what follows the last TEXT of a completion; none: the whole completion is the answer",
+        FIXED | EVALUATION,
+        THINK_END,
+        type=mark_or_none,
+        metavar="TEXT|none",
+    )
+    max_prompt_tokens: int = flag("longer prompts are dropped and counted", FIXED | EVALUATION, least=1)
+    max_new_tokens: int = flag("thinking and answer tokens of a completion", FIXED | EVALUATION, least=1)
+    length_control: str = flag(
+        "interruptions, the penalty of Eq. 9, or none", FIXED | EVALUATION, choices=LENGTH_CONTROLS
+    )
+    interrupt_at: tuple[int, int] = flag(
+        "interrupt: a completion still thinking at a length drawn from here is made to answer (A.10)",
+        FIXED | EVALUATION,
+        least=1,
+        metavar=("LO", "HI"),
+        read_with=INTERRUPT,
+    )
+    interrupt_phrase: str = flag("interrupt: the text that is injected there", FIXED | EVALUATION, read_with=INTERRUPT)
+    length_max: int = flag("penalty: L_max of Eq. 9, tokens", least=1, read_with=PENALTY)
+    length_cache: int = flag("penalty: L_cache of Eq. 9, tokens", least=1, read_with=PENALTY)
+
+    lr: float = flag("AdamW learning rate, constant after warm-up (A.3)", above=0)
+    warmup: int = flag("optimizer steps of linear warm-up (A.3)", least=1)
+    weight_decay: float = flag("AdamW weight decay (A.3)", default=0.01, least=0)
+    steps: int = flag("optimizer steps of the run", least=1)
+    token_budget: int = flag("padded tokens per micro-batch and trainer", least=1)
+    activation_checkpointing: bool = flag("recompute layers in the backward pass: less memory, slower")
+
+    eval_every: int = flag("optimizer steps between evaluations", least=1)
+    checkpoint_every: int | None = flag(
+        "optimizer steps between checkpoints (default: as --eval-every, or 30 minutes)", least=1
+    )
+    eval_prompts: int = flag(
+        "validation prompts of every source, at most; own model: fewer for few generators", FIXED | EVALUATION, least=1
+    )
+    eval_generations: int = flag("completions per validation prompt (mean@k)", FIXED, least=1)
+    timeout: float = flag("seconds without progress after which a rank counts as lost", EVALUATION, 600.0, above=0)
+    seed: int = flag("of the order of training prompts and of sampling", FIXED | EVALUATION, 0)
+    out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
+    evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")
+    plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=plan.fleet, metavar="NxGPU")
+    resume: bool = flag("go on from the newest checkpoint in --out, or start anew; given flags win", START, False)
+
+    # What follows
+    clips: dict = field(default_factory=dict)  # {name: value} of the clip flags that the loss reads
+    costs: tuple | None = None  # costs.Costs, with --virtual
+    checkpoint: str | None = None  # the folder to resume from
+    asked: list = field(default_factory=list)  # names of the given flags, and of sizes that an earlier run had
+    notes: list = field(default_factory=list)  # lines for the screen: what was changed, and why
+    protections: list = field(default_factory=list)  # of sandboxes on this node, found by build.prepare
+    default_new: int = 0  # the default of --max-new-tokens, for which the other default lengths are made
+
+
+FIELDS = {one.name: one for one in fields(Settings) if "help" in one.metadata}  # the flags
+DEFAULTS: dict = {name: one.default for name, one in FIELDS.items()} | RECIPES["scalerl"]
+
+
+def known_flags():
+    """The parser. A flag that is not given is absent from its namespace, so that presets can fill it in."""
+    parser = Parser(
+        prog="train.py",
+        usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
+        description="ScaleRL: asynchronous reinforcement learning of a language model, and a forecast of what more "
+        "compute will buy. In [brackets]: defaults.",
+        argument_default=argparse.SUPPRESS,
+    )
+    for name, setting in FIELDS.items():
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
+        more = {"metavar": "|".join([*LOSSES, "FILE.py:FUNCTION"])} if name == "loss" else {}
+        group.add_argument(option(name), help=setting.metadata["help"] + default_text(name), **argument(setting) | more)
+        if name == "loss":
+            for clip in dict.fromkeys(clip for known in LOSSES.values() for clip in known.clips):
+                group.add_argument(option(clip), type=float, help=clip_text(clip))
+    return parser
+
+
+def argument(setting):
+    """argparse's keywords for a field of Settings."""
+    keywords: dict = {name: setting.metadata[name] for name in ("choices", "metavar") if name in setting.metadata}
+    if setting.type is bool:
+        return keywords | {"action": argparse.BooleanOptionalAction if setting.default is None else "store_true"}
+    kind = next(kind for kind in (get_args(setting.type) or (setting.type,)) if kind is not type(None))
+    several: dict = {list: {"nargs": "+"}, tuple: {"nargs": 2}}.get(get_origin(setting.type), {})
+    return keywords | several | {"type": setting.metadata.get("type", kind)}
+
+
+def clip_text(clip):
+    """What --help says of a clip flag: which losses read it, with which default."""
+    reads = [(how, known.clips[clip]) for how, known in LOSSES.items() if clip in known.clips]
+    return "; ".join(f"{how}: {declared.help} [{declared.default:g}]" for how, declared in reads)
+
+
+def default_text(name):
+    """What --help says of a flag's default: on the embedded task and, where it differs, with one's own --model.
+
+    >>> default_text("lr"), default_text("off_policy"), default_text("out")
+    (' [0.0002; own model: 5e-07]', ' [pipeline]', '')
+    """
+    ours, own = (as_given((DEFAULTS | preset).get(name)) for preset in (BASE, PAPER))
+    return "" if ours in (None, "") else f" [{ours}]" if ours == own else f" [{ours}; own model: {own}]"
+
+
+# --- The settings in force -------------------------------------------------------------------------------------------
+
+
+def read_settings(argv):
+    """The Settings in force: given flags win over those of a resumed run, these over --recipe, that over the preset.
+
+    Exits with code 2 and one line for a wrong value, or for a flag that the chosen mode does not read.
+    """
+    parser = known_flags()
+    try:
+        return in_force(whole_paths(vars(parser.parse_args(argv))))
+    except (ValueError, OSError, Fault) as error:
+        refuse(error)
+    except SystemExit as end:
+        if end.code:
+            end_launcher()
+        raise
+
+
+def in_force(asked):
+    """The Settings for the flags of a command line, {name: value}. Raises ValueError or OSError."""
+    check_launcher()
+    check_numbers(asked)
+    earlier = earlier_flags(asked)
+    given = earlier | asked
+    names = [parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
+    base = data.base_of(names)
+    recipe = RECIPES.get(given.get("recipe"), {})
+    preset = preset_of((ROOT / given.get("model", base)).resolve())
+    average = {"aggregation": "sample"} if given.get("loss") == "gspo" and not recipe else {}
+    # Of this process's own GPU: to ask one of another would start a CUDA context there.
+    mine = torchrun("LOCAL_RANK") % max(1, torch.cuda.device_count())
+    old = torch.cuda.is_available() and torch.cuda.get_device_capability(mine) < BFLOAT16
+    dtype = "bfloat16" if torch.cuda.is_available() and not old else "float32"
+    if given.get("plan"):
+        dtype = given["plan"].device.dtype
+    values = DEFAULTS | {"model": base, "dtype": dtype} | preset | recipe | average | given
+    args = SimpleNamespace(**vars(Settings(**{name: values[name] for name in FIELDS})))
+    if old and "dtype" not in given:
+        args.notes.append(f"--dtype {dtype}: {OLD_GPU}")
+    args.default_new = (preset | earlier)["max_new_tokens"]
+    # Sizes of an earlier run count as asked for, so that memory.py does not change them.
+    sizes = ["max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"]
+    sizes += [] if "evaluate" in asked else ["eval_prompts"]
+    args.asked = sorted({*asked, *(name for name in sizes if name in earlier)})
+    derive_defaults(args, given, asked)
+    check(args, given, asked)
+    say_who_is_awaited()
+    return Settings(**vars(args))
+
+
+def preset_of(folder):
+    """The settings for the policy in this folder: those of OF_BASE or else BASE in base/, PAPER for any other."""
+    if not folder.is_relative_to(ROOT / "base"):
+        return PAPER
+    return OF_BASE.get(folder.relative_to(ROOT).as_posix(), BASE)
+
+
+def whole_paths(flags):
+    """The flags with whole paths of local models and data: a run finds them again from another folder."""
+    whole = {name: os.path.expanduser(flags[name]) for name in ("out", "evaluate") if flags.get(name)}
+    model = os.path.abspath(os.path.expanduser(flags.get("model") or ""))
+    if flags.get("model") and os.path.isdir(model):
+        whole["model"] = model
+    if flags.get("reward"):
+        whole["reward"] = os.path.abspath(os.path.expanduser(flags["reward"]))
+    if flags.get("data"):
+        whole["data"] = [anchored(source) for source in flags["data"]]
+    return flags | whole
+
+
+def earlier_flags(asked):
+    """Flags that those of the command line are added to: of the run to resume, or of the one that wrote the checkpoint
+    of --evaluate; {} without one.
+    """
+    if "evaluate" in asked:
+        if ignored := sorted(asked.keys() - of_evaluations()):
+            raise ValueError(f"--evaluate trains nothing: it does not read {', '.join(map(option, ignored))}")
+        log = Path(asked["evaluate"]).parent / "log.jsonl"
+        return (restored(log, asked) if log.exists() else {}) | {"model": asked["evaluate"]}
+    if not asked.get("resume"):
+        return {}
+    if "out" not in asked:
+        raise ValueError("--resume: found no --out; expected the folder of the run")
+    log = Path(asked["out"]) / "log.jsonl"
+    checkpoints = run_folder.finished(log.parent)
+    if not log.exists():
+        if checkpoints:
+            expected = f"expected the log of the run whose checkpoints are in {log.parent}"
+            raise ValueError(f"--resume: {expected}, found no {log}")
+        return {}
+    run_folder.lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
+    stored = restored(log, asked)
+    for name, setting in FIELDS.items():
+        was = stored.get(name, setting.default)
+        if FIXED <= setting.metadata["marks"] and asked.get(name, was) != was:
+            way = f" from its weights: --model {checkpoints[-1]}" if checkpoints else ", with another --out"
+            raise ValueError(
+                f"--resume with {option(name)} {as_given(asked[name])}: the run in {log.parent} has {as_given(was)}, "
+                f"and this must stay. To change it, start a new run{way}"
+            )
+    return stored
+
+
+def restored(log, asked):
+    """The flags of the run of this log, without those that belong to one start.
+
+    Raises ValueError if it names a file with code that the command line does not name: somebody else may have
+    written the log.
+    """
+    known = {name for name, setting in FIELDS.items() if not START & setting.metadata["marks"]}
+    if "evaluate" in asked:  # nothing is trained, and no time is virtual
+        known &= of_evaluations()
+    stored = run_folder.stored_flags(log)
+    flags = {name: value for name, value in stored.items() if name in known}
+    for name in ("loss", "reward"):
+        if ":" in (flags.get(name) or "") and name not in asked:
+            raise ValueError(f"{log} names code, which runs only if you name it too: {option(name)} {flags[name]}")
+    if flags.get("loss") in LOSSES:
+        flags |= {name: value for name, value in stored.items() if name in LOSSES[flags["loss"]].clips}
+    return whole_paths(flags)
+
+
+def of_evaluations():
+    """Names of the flags that --evaluate reads."""
+    return {name for name, setting in FIELDS.items() if EVALUATION <= setting.metadata["marks"]}
+
+
+def derive_defaults(args, given, asked):
+    """Fill in the values that follow from others."""
+    if args.virtual:
+        args.trainers = args.trainers or max(1, (1 + args.generators) // 5)  # of the model: one process computes
+        try:
+            args.costs = costs.named(args.virtual)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"--virtual {args.virtual}: {error}") from error
+    elif not args.evaluate:
+        world = world_size(args.plan)
+        if args.resume and args.trainers and args.trainers >= world:  # a node may be missing after a restart
+            args.notes.append(f"--trainers {args.trainers} of {world} processes: {world - 1} train")
+            args.trainers = world - 1
+        args.trainers = args.trainers or -(-world // 5)  # memory.py takes more if these do not fit
+    if "eval_every" not in given and not args.evaluate:
+        args.eval_every = fitting_interval(args) or args.eval_every
+    args.checkpoint_every = args.checkpoint_every or args.eval_every
+    name = args.loss.rpartition(":")[2]
+    args.out = args.out or ("runs/evaluation" if args.evaluate else f"runs/{name}-seed{args.seed}")
+    args.checkpoint = starting_point(args) if args.resume else None
+    args.resume = bool(args.checkpoint)
+    args.date = args.date or date.today().isoformat()
+    args.clips = {clip: given.get(clip, declared.default) for clip, declared in LOSSES[args.loss].clips.items()}
+    if args.think_end is None and args.length_control == "interrupt":
+        if "length_control" in asked:
+            raise ValueError("--length-control interrupt with --think-end none: an interruption ends in the mark")
+        args.length_control = "none"
+    elif args.think_end and "interrupt_phrase" not in given:
+        args.interrupt_phrase = args.interrupt_phrase.replace(THINK_END, args.think_end)
+
+
+def evaluations_meet_broadcasts(args, eval_every):
+    """Whether the generators have the trainers' weights whenever an evaluation is due."""
+    broadcasts = OFF_POLICY[args.off_policy].broadcasts
+    return all(broadcasts(step, args.k) for step in range(eval_every, args.steps, eval_every))
+
+
+def fitting_interval(args):
+    """The least --eval-every from the present one to twice it at which evaluations meet broadcasts, or None.
+
+    A rule need not send weights at multiples of anything, so the search has an end.
+    """
+    if args.k < OFF_POLICY[args.off_policy].least_k:  # refused below
+        return None
+    candidates = range(args.eval_every, 2 * args.eval_every + args.k + 1)
+    return next((interval for interval in candidates if evaluations_meet_broadcasts(args, interval)), None)
+
+
+def starting_point(args):
+    """The folder of the checkpoint to resume from, or None; `notes` say what --resume does and what is broken."""
+    folder, faults = run_folder.newest(args.out)
+    if faults:
+        args.notes.append(faults)
+        if not folder:
+            raise ValueError(f"--resume: found no intact checkpoint in {args.out}: {faults}")
+    choice = f"goes on from {folder}" if folder else f"no checkpoint in {args.out}: starts anew"
+    args.notes.append(f"--resume: {choice}")
+    return folder and str(folder)
+
+
+# --- What cannot work ------------------------------------------------------------------------------------------------
+
+
+def check_numbers(asked):
+    """Raise ValueError for a number out of its bounds."""
+    for name, value in asked.items():
+        bounds = FIELDS[name].metadata if name in FIELDS else {}
+        numbers = value if isinstance(value, list) else [value]
+        if "least" in bounds and not all(bounds["least"] <= number < float("inf") for number in numbers):
+            raise ValueError(f"{option(name)}: got {as_given(value)}; expected a number of {bounds['least']} or more")
+        if "above" in bounds and not bounds["above"] < value < float("inf"):
+            raise ValueError(f"{option(name)}: got {value}; expected a number of more than {bounds['above']}")
+
+
+def check(args, given, asked):
+    """Raise ValueError for what cannot work, before anything is loaded or spawned."""
+    check_read(args, asked)
+    try_loss(args)
+    rule = OFF_POLICY[args.off_policy]
+    if args.k < rule.least_k:
+        raise ValueError(f"--k is {args.k}; expected >= {rule.least_k} with {args.off_policy}")
+    greatest = greatest_staleness(args.steps, off_policy=args.off_policy, k=args.k)
+    if greatest > rule.bound(args.k):
+        raise ValueError(
+            f"--off-policy {args.off_policy} --k {args.k}: its rule promises tokens at most {rule.bound(args.k)} "
+            f"optimizer steps old, and would allow {greatest}"
+        )
+    sets = [parse_source(source) for source in args.data]
+    if "model" not in given and not {name for name, *_ in sets} <= data.EMBEDDED_TASKS.keys():
+        raise ValueError("--data FILE needs --model: the embedded base model knows only digits, + and -")
+    if args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked:
+        raise ValueError("--no-fp32-head with --dtype float32: its head is float32; give --dtype bfloat16 too")
+    if "generators" in asked and not args.virtual:
+        raise ValueError("--generators is read with --virtual only; in a real run all ranks but the trainers generate")
+    if not args.evaluate:
+        check_training(args, sets)
+    check_start(args, given)
+    check_folder(args, given)
+
+
+def check_training(args, sets):
+    """Raise ValueError for what training needs and an evaluation does not. sets: as from prompts.parse_source."""
+    if not any(weight for _, weight, _ in sets):
+        raise ValueError("--data: expected a source to train on; all have weight 0, which is for validation only")
+    if args.temperature == 0:
+        raise ValueError("--temperature is 0; expected more, except with --evaluate: RL needs different completions")
+    if not evaluations_meet_broadcasts(args, args.eval_every):
+        interval = fitting_interval(args) or args.steps  # at the end weights are sent by every rule
+        raise ValueError(
+            f"--eval-every {args.eval_every} with --off-policy {args.off_policy} --k {args.k}: expected an "
+            f"interval at whose multiples the generators get new weights; give --eval-every {interval}"
+        )
+    if args.generations < 2:
+        raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
+    world = world_size(args.plan)
+    if not args.virtual and args.trainers >= world:
+        shortage = f"--trainers {args.trainers} of {world} processes leaves no generator"
+        raise ValueError(f"{shortage}: raise --nproc-per-node")
+
+
+def try_loss(args):
+    """Raise ValueError, or what the loss itself raises, for bounds that it refuses or values that cannot be trained on.
+
+    A gradient of zero is no reason to refuse it.
+    """
+    logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-3.0, -0.1, -1.5]], requires_grad=True)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    batch = logprobs, torch.full((2, 3), -1.2), torch.tensor([1.0, -1.0]), mask
+    values = LOSSES[args.loss].objective(*batch, **args.clips)[mask]
+    if not values.isfinite().all():
+        raise ValueError(f"--loss {args.loss}: expected finite values where mask is True, got {values.tolist()}")
+
+
+def check_read(args, asked):
+    """Raise ValueError for a flag that the chosen loss or length control does not read."""
+    for name in asked:
+        if name not in FIELDS and name not in args.clips:
+            reads = ", ".join(map(option, args.clips)) or "none of these"
+            raise ValueError(f"{option(name)} is not read by --loss {args.loss}, which reads {reads}")
+        mode, value = FIELDS[name].metadata.get("read_with", ("", "")) if name in FIELDS else ("", "")
+        if mode and getattr(args, mode) != value:
+            now = mode, getattr(args, mode)
+            reads = [option(other) for other, setting in FIELDS.items() if setting.metadata.get("read_with") == now]
+            problem = f"{option(name)} is not read by {option(mode)} {now[1]}"
+            raise ValueError(f"{problem}, which reads {', '.join(reads) or 'none of these'}")
+
+
+def check_start(args, given):
+    """Raise ValueError for a mode that cannot be started as it was."""
+    if args.plan and args.virtual:
+        raise ValueError("--plan with --virtual: a plan is of a run on GPUs; leave one of them out")
+    if args.virtual and torchrun("WORLD_SIZE") > 1:
+        raise ValueError("--virtual runs in a single process: start it with python, or torchrun with one process")
+    if args.virtual and args.generator != "torch":
+        raise ValueError(f"--virtual with --generator {args.generator}: only torch's decode steps are timed one by one")
+    if args.virtual and args.checkpoint:
+        check_repeatable(args, run_folder.step(args.checkpoint))
+    if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise ValueError("--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in every launcher's environment")
+    if restarts() and "resume" not in given:
+        raise ValueError("--max-restarts needs --resume: else a restart is refused, as --out holds a run already")
+
+
+def check_repeatable(args, version):
+    """Refuse to resume a virtual run from where rollouts were half finished, whose keys and values are lost.
+
+    It would not repeat what the run without the break does.
+    """
+    if OFF_POLICY[args.off_policy].batches(version - 1, args.k) > version:
+        raise ValueError(
+            f"--resume at step {version} of a run in virtual time with --off-policy {args.off_policy} --k {args.k}: "
+            "completions were in work there, so it would not repeat. Start it anew: it will do the same again"
+        )
+
+
+def check_folder(args, given):
+    """Raise ValueError for an --out that holds what would be overwritten."""
+    out = Path(args.out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; expected a folder, or the name of one to be made")
+    if args.evaluate and (out / "evaluation.jsonl").exists():
+        raise ValueError(f"{out} holds an evaluation already; give another --out")
+    if args.evaluate or args.plan or "resume" in given:
+        return
+    if (log := out / "log.jsonl").exists() and log.stat().st_size:
+        raise ValueError(f"{out} holds a run already; give another --out, or --resume to go on with it")
+    if others := run_folder.others(out):
+        raise ValueError(
+            f"{out} holds {', '.join(others[:3])}, of another program or of a run whose log is gone; give another --out"
+        )

@@ -1,0 +1,384 @@
+"""Claims about plumbing/prompts.py: sources and their weights, rows and columns, files, folders, the hub."""
+
+import base64
+import gzip
+import json
+import pickle
+import string
+import sys
+import zlib
+from collections import Counter
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+from conftest import jsonl, refuses, write_rows
+from conftest import rows as data_rows
+from test_data import CHARACTERS, TEMPLATE, character_tokenizer
+from test_train import elsewhere  # noqa: F401
+
+import data
+from plumbing import prompts as sources
+from verify import programs
+
+CHAT = character_tokenizer(template=TEMPLATE, characters=string.printable + "′€")
+loaded = partial(sources.read_sources, tokenizer=character_tokenizer(), budget=99)
+
+
+def write(name, rows):
+    write_rows(name, rows)
+    return name
+
+
+def load(rows, more="", **settings):
+    """data.Data of a.jsonl with these rows; more: what follows its name on the command line."""
+    return loaded(write("a.jsonl", rows) + more, **settings)
+
+
+def every(found):
+    """All prompts, those for training first."""
+    return [*filter(None, found.train), *found.validation]
+
+
+def answers(found):
+    """{text: answer} of all prompts."""
+    return {prompt.text: prompt.answer for prompt in every(found)}
+
+
+def rows_of(**answers):
+    return [{"prompt": prompt, "answer": answer} for prompt, answer in answers.items()]
+
+
+def numbered(letter, count):
+    return [{"prompt": f"{letter}{n}", "answer": n} for n in range(count)]
+
+
+@pytest.mark.parametrize("task", data.EMBEDDED_TASKS)
+def test_embedded_tasks_are_tokenised_as_they_are_whatever_their_weight(task):
+    found = loaded(f"{task}:2", validation=100)
+    assert (len(found.train), len(found.validation), found.too_long) == (data.EMBEDDED_TASKS[task].prompts, 100, 0)
+    for prompt in found.validation:
+        assert prompt.ids == tuple(3 + CHARACTERS.index(character) for character in prompt.text)
+        assert (prompt.task, prompt.curve) == (task, task)
+
+
+# --- Rows ---
+
+
+MALFORMED = [(row["line"].encode(), row["said"]) for row in data_rows("malformed")]
+MALFORMED += [(b'{"prompt": "a", "answer": "1", "prompt": "b"}', "a name occurs twice")]
+MALFORMED += [(b'{"prompt": "a", "answer": "\xff"}', "UTF-8"), ('{"prompt": "a"}'.encode("utf-16"), "UTF-8.* UTF-16")]
+
+
+@pytest.mark.parametrize("line, words", MALFORMED, ids=count())
+def test_a_malformed_line_stops_with_file_line_expected_got_and_cause(line, words):
+    Path("bad.jsonl").write_bytes(b'{"prompt": "fine", "answer": 1}\n\n' + line + b"\n")
+    refuses(f"(?s)^bad.jsonl:3: expected (?=.*got)(?=.*likely cause).*{words}", loaded, "bad.jsonl")
+    assert not Path("ran").exists()  # what one of the lines would make if it were unpickled
+
+
+LATEX = r"\frac{1}{2} \boxed{1} \right) \neq{}1 h\nu x\ne1 2\to{3} (\tan $\forall{x}$"
+
+
+@pytest.mark.parametrize("text", LATEX.split())
+@pytest.mark.parametrize("row", [{"prompt": "1?", "answer": "X"}, {"prompt": [dict(role="user", content="X")]}])
+def test_latex_that_json_has_eaten_is_refused_in_prompts_and_answers_with_its_line(text, row):
+    lines = jsonl([{"prompt": "0?", "answer": "0"}, {"answer": 1} | row])
+    Path("a.jsonl").write_text(lines.replace("X", text))
+    refuses(r"a.jsonl:2: .* double the backslash", loaded, "a.jsonl", tokenizer=CHAT)
+    Path("a.jsonl").write_text(lines.replace("X", text.replace("\\", "\\\\")))
+    assert len(every(loaded("a.jsonl", tokenizer=CHAT))) == 2
+
+
+def test_tabs_and_lines_of_prose_tables_and_programs_are_no_latex():
+    prose = "one\ntwo|a\tb\n1\t2|Find\nthe rest of\nnumbers|so x = 1.\nu = 2|d) 1\ne) 2|the\nu-shaped|\r\n1".split("|")
+    assert len(every(load([{"prompt": text, "answer": 1} for text in prose], tokenizer=CHAT))) == len(prose)
+    row = {"prompt": "\tan\n\nu\x0c", "answer": json.dumps({"inputs": ["\x0c\ne"], "outputs": ["\tan"]})}
+    assert len(every(load([row], ":code", tokenizer=CHAT))) == 1
+
+
+def test_the_task_of_a_source_wins_over_its_rows_and_the_first_column_that_a_row_has_counts():
+    rows = [{"problem": f"{n}+1=", "x": {"y": n + 1}, "task": "of other meaning", "answer": "no"} for n in range(9)]
+    columns = (("question", "problem"), ("reward_model.ground_truth", "x.y", "answer"))
+    found = load(rows, ":arithmetic", columns=columns)
+    assert answers(found) == {f"{n}+1=": str(n + 1) for n in range(9)} and found.tasks == {"arithmetic"}
+    row = {"x.y": 1, "x": {"y": 2, "z": 3}}  # a name with a dot is a column of that name first
+    assert [sources.field(row, [name]) for name in ("x.y", "x.z", "y", "x.y.z")] == [1, 3, None, None]
+
+
+def test_columns_of_which_a_prompt_may_need_something_are_named():
+    rows = [{"id": n, "question": f"{n}?", "choices": {"text": ["a"]}, "x": {"y": n}, "task": "math"} for n in range(3)]
+    assert load(rows, columns=(["prompt", "question"], ["answer", "x.y"])).unread == {0: ["id", "choices"]}
+
+
+@pytest.mark.parametrize("case", data_rows("code_rows"), ids=lambda case: case["of"])
+def test_tests_and_the_name_of_a_function_are_read_in_the_forms_of_public_data_sets(case):
+    (prompt,) = load([case["row"]], ":code", columns=(["prompt"], ["tests"])).validation
+    # Arguments are JSON, a line each: 1 and [1]. Without a name they are standard input.
+    name, given = case["function"], ([1, [1]], 2) if case["function"] else ("1\n[1]", "2")
+    assert programs.read_tests(prompt.answer) == (name, [given])
+
+
+def test_packed_tests_of_more_bytes_than_are_ever_used_are_left_out_and_counted():
+    packed = base64.b64encode(zlib.compress(pickle.dumps(" " * (300 << 20)))).decode()
+    assert len(packed) < 500_000
+    found = load(rows_of(a={"inputs": ["1"], "outputs": ["1"]}, b=packed), ":code")
+    assert answers(found).keys() == {"a"} and found.too_long == 1
+
+
+MESSAGES = [{"role": "user", "content": "1?"}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "1"}, {"type": "text", "text": "?"}]}]
+
+
+@pytest.mark.parametrize("prompt", [MESSAGES, json.dumps(MESSAGES), str(MESSAGES), PARTS, "1?"])
+def test_chat_messages_may_be_stored_as_text_or_in_parts(prompt):
+    rows = [{"prompt": prompt, "answer": 1}]
+    (one,) = load(rows, tokenizer=character_tokenizer(template=TEMPLATE, wrap=True)).validation
+    assert one.text == "user:1?|assistant:" and len(one.ids) == len(one.text)  # no <bos>, no <eos> on top
+
+
+# --- What is left out, and what is said of it ---
+
+
+def test_of_repeated_prompts_the_first_row_counts_and_another_answer_is_reported():
+    rows = [*rows_of(a=1, b=2), {"prompt": "a ", "answer": 3}]
+    rows += [{"prompt": [{"role": "user", "content": "b"}], "answer": 2}]  # the model reads both as the same
+    found = load(rows, tokenizer=CHAT)
+    assert answers(found) == {"user:a|assistant:": "1", "user:b|assistant:": "2"} and found.duplicates == 2
+    assert "a.jsonl:3, repeat a prompt with another answer" in found.warnings[0]
+    asked = load(rows, tokenizer=CHAT, evaluate=True)  # there each is a question
+    assert sorted(p.answer for p in [*every(asked), *asked.others]) == ["1", "2", "2", "3"]
+
+
+def test_prompts_over_the_budget_are_left_out_when_they_are_drawn(monkeypatch):
+    rows = [{"prompt": "a" * n, "answer": n} for n in range(1, 11)]
+    found = load(rows, budget=7)
+    assert sorted(len(p.ids) for p in every(found)) == [1, 2, 3, 4, 5, 6, 7]
+    assert found.too_long + sum(prompt is None for prompt in found.train) == 3  # of 8, 9 and 10 characters
+    refuses("<= 0 tokens, got 10 longer", load, rows, budget=0)
+    refuses("a.jsonl: .* got 0 .* an empty file", load, [])
+    monkeypatch.setattr(data, "MAX_ANSWER", 2)  # bytes: π has two
+    assert answers(load(rows_of(a="12", c="1π"), ":text")) == {"a": "12"}
+
+
+def test_unusable_rows_end_the_run_or_are_left_out_and_named():
+    good = {"inputs": ["1"], "outputs": ["1"]}
+    rows = [*rows_of(a=good, b="", c=good), {"prompt": "", "answer": good}, *rows_of(d=[])]
+    refuses("a.jsonl:2: .*; --skip-unusable leaves such rows out", load, rows, ":code")
+    found = load(rows, ":code", skip_unusable=True)
+    assert answers(found).keys() == {"a", "c"} and (found.too_long, found.duplicates) == (0, 0)
+    assert [message.partition(": ")[0][-1] for message in found.unusable] == ["2", "4", "5"]  # lines
+    refuses("0 longer ones; .*no tests.*only unusable rows", load, rows[1:2], ":code", skip_unusable=True)
+
+
+STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
+
+
+def test_a_chat_that_the_template_refuses_is_named_with_its_row_or_left_out():
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1?"}]
+    rows = [{"prompt": "0?", "answer": 0}, {"prompt": chat, "answer": 1}, {"prompt": chat, "answer": 2}]
+    strict = character_tokenizer(template=STRICT)
+    refuses("a.jsonl:2: .* got no system role .*--skip-unusable", load, rows, tokenizer=strict)
+    found = load(rows, tokenizer=strict, skip_unusable=True)
+    assert len(every(found)) == 1 and len(found.unusable) == 2
+
+
+def test_a_token_beyond_the_models_vocabulary_is_refused_with_its_row_and_only_if_a_row_has_it():
+    rows = [{"prompt": "0", "answer": 0}, {"prompt": "a|", "answer": 1}]
+    refuses(r"a.jsonl:2: .* got the token '\|' with the id 45; .*another model", load, rows, vocabulary=45)
+    assert len(every(load(rows[:1], vocabulary=45))) == 1
+
+
+RENDERED = [  # prompt, template, whether it begins or ends with a special token
+    ([{"role": "user", "content": "<bos>1?"}], "<bos>" + TEMPLATE, True),
+    ("<bos>1?", None, True),  # the tokenizer adds its own
+    ("is it user: or assistant?", TEMPLATE, False),
+]
+
+
+@pytest.mark.parametrize("prompt, template, twice", RENDERED)
+def test_rows_that_are_rendered_already_are_warned_of_once(prompt, template, twice):
+    tokenizer = character_tokenizer(template=template, wrap=True)
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    rows = [{"prompt": prompt, "answer": 1}, {"prompt": "2?", "answer": 1}, {"prompt": "2?", "answer": 1}]
+    warnings = load(rows, tokenizer=tokenizer).warnings
+    assert [warning[:8] for warning in warnings] == (["1 rows, "] if twice else [])
+
+
+def test_a_token_for_unknown_characters_that_is_also_the_first_token_is_no_unknown_character():
+    tokenizer = character_tokenizer(template="<unk>" + TEMPLATE)  # OLMo 2: bos = eos = unk, and its template writes it
+    tokenizer.bos_token = tokenizer.eos_token = "<unk>"
+    (prompt,) = load(rows_of(a=1), tokenizer=tokenizer).validation
+    assert prompt.ids[0] == tokenizer.unk_token_id == 0 and prompt.text == "<unk>user:a|assistant:"
+
+
+def test_without_a_template_the_tokenizer_adds_its_first_token_but_no_end():
+    (prompt,) = load(rows_of(ab=1), tokenizer=character_tokenizer(wrap=True)).validation
+    assert prompt.ids == (1, 3 + CHARACTERS.index("a"), 3 + CHARACTERS.index("b"))  # 1 = <bos>; 2 = <eos> would end it
+
+
+# --- Names, files, folders, the hub ---
+
+
+def test_a_file_is_the_same_source_however_its_path_is_written(tmp_path, monkeypatch):
+    (tmp_path / "x[1]").mkdir()
+    monkeypatch.chdir("x[1]")  # a folder that is a pattern too
+    monkeypatch.setenv("HOME", str(tmp_path / "x[1]"))
+    whole = f"{tmp_path}/x[1]/{write('chat.jsonl', ROWS)}"
+    assert {sources.anchored(name) for name in ("chat.jsonl", "./chat.jsonl", "~/chat.jsonl", whole)} == {whole}
+    pattern = sources.anchored("./chat*.jsonl:2:math")
+    monkeypatch.chdir("/")
+    assert len(list(sources.read(sources.parse_source(pattern)[0]))) == 10
+    assert sources.anchored("openai/gsm8k/main") == "openai/gsm8k/main"
+
+
+def test_in_the_log_a_file_has_its_name_without_the_path_if_that_tells_all_apart():
+    assert sources.labels(["/a/chat.jsonl", "sorting"]) == ["chat.jsonl", "sorting"]
+    assert sources.labels(["/a/x.jsonl", "/b/x.jsonl"]) == ["/a/x.jsonl", "/b/x.jsonl"]
+
+
+ROWS = [{"prompt": f"{n}+0=", "answer": f"0{n}"} for n in range(10)]
+LINES = jsonl(ROWS)
+TABLE = "".join(",".join(row) + "\n" for row in (("prompt", "answer"), *(row.values() for row in ROWS)))
+FILES = {
+    "a.jsonl": "\ufeff" + LINES,  # as Windows' editor writes it
+    "a.jsonl.gz": LINES,
+    "a.tsv.gz": TABLE.replace(",", "\t"),
+    "a.CSV": "\ufeff" + TABLE.replace(",", ";"),
+    "a.json": json.dumps(ROWS),
+    "a[1].jsonl": LINES,  # which is also a pattern: a1.jsonl
+    "a[1].json": json.dumps(ROWS),
+}
+
+
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    module = pytest.importorskip("datasets", reason="the optional package `datasets` is not installed")
+    monkeypatch.setattr(module.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return module
+
+
+@pytest.mark.parametrize("name, text", FILES.items(), ids=FILES)
+def test_files_of_every_kind_in_use_are_read_with_answers_letter_by_letter(name, text, request):
+    if sources.ending(name) == ".json":
+        request.getfixturevalue("datasets")
+    raw = text.encode()
+    Path(name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    for kind in ("jsonl", "json"):
+        Path(f"a1.{kind}").write_text("another file")
+    assert sorted((p.text, p.answer) for p in every(loaded(name))) == [(*row.values(),) for row in ROWS]
+
+
+def read_csv(text):
+    """[(line, prompt, answer)] of the rows of a table with this text."""
+    Path("a.csv").write_bytes(text)
+    found = sources.read("a.csv")
+    return [(int(place.rpartition(":")[2]), row["prompt"], row["answer"]) for place, row in found]
+
+
+def test_a_table_may_be_parted_by_bars_and_have_texts_over_several_lines():
+    text = b'prompt|answer||\n"1+1=|"|2\n\n"two\nlines, ""so"""|3\n4" or 5"|4\nshort\n'
+    rows = [(2, "1+1=|", "2"), (5, 'two\nlines, "so"', "3"), (6, '4" or 5"', "4"), (7, "short", None)]
+    assert read_csv(text) == rows  # each with the line in which it ends
+
+
+LOST = {  # what a file holds of which a part would be lost
+    b"prompt,answer,answer\n1,2,3": "a.csv:1: expected a name for each column, got .*'answer', 'answer'",
+    "prompt,answer\n1,2\n".encode("utf-16"): "a.csv:1: expected text in UTF-8",
+    b"# mine\nprompt,answer\n": "a.csv:2: .* more cells than the names .'# mine'.; .* a first line that does not name",
+    b'prompt,answer\n0,1\n"1+1=,2\n3,3\n': "a.csv:3: .* a row that runs to line 4 .* a quote",  # never closed
+    b'prompt,answer\n0,1\n"one" and 1=,2\n': "a.csv:3: .* a row that runs to line 3 .* a quote",  # would lose it
+}
+BROKEN = [*(("a.csv", *one) for one in LOST.items())]
+BROKEN += [
+    ("a.xlsx", b"PK", "a file ending in .xlsx; likely cause: .* another kind of table"),
+    ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)[:-20], "expected a whole .gz file.* an interrupted download"),
+    ("a.json", b'{"prompt": "a"\n{"x', "got ArrowInvalid: JSON parse error.*; likely cause"),
+]
+
+
+@pytest.mark.parametrize("name, content, words", BROKEN)
+def test_files_of_other_kinds_and_broken_ones_are_refused_by_their_kind_and_line(name, content, words, request):
+    if name == "a.json":
+        request.getfixturevalue("datasets")
+    Path(name).write_bytes(content)
+    refuses(words, loaded, name)
+
+
+def test_a_pattern_reads_all_its_files_and_folders_hold_files_of_one_kind(tmp_path, monkeypatch):
+    for name, rows in (("a1.jsonl", ROWS[:4]), ("a2.jsonl", ROWS[4:]), ("b.jsonl", [{"prompt": "no"}])):
+        write(name, rows)
+    assert len(answers(loaded("a*"))) == 10
+    read = []
+    monkeypatch.setattr(sources, "read_dataset", lambda name, **place: read.append(place))
+    for name in ("README.md", "dataset_info.json", ".hidden.csv"):  # no data
+        Path(name).touch()
+    sources.read(".")
+    assert read == [{"path": "."}]
+    Path("more").mkdir()
+    Path("more/b.csv.gz").touch()
+    for name, words in {".": "2 kinds: .*jsonl, b.csv.gz", "*": "3 kinds: README.md, b.jsonl"}.items():
+        refuses(words, sources.read, name)
+
+
+DAPO = '{"prompt": [{"content": "problem N", "role": "user"}], "reward_model": {"ground_truth": "N"}}'
+
+
+def test_a_folder_of_parquet_is_read_in_its_train_split(datasets):
+    for name, numbers in (("train", range(20)), ("test", [99])):  # no other split is read
+        rows = [json.loads(DAPO.replace("N", f"{n}")) for n in numbers]
+        datasets.Dataset.from_list(rows).to_parquet(f"folder/{name}-0-of-1.parquet")
+    columns = (["prompt"], ["reward_model.ground_truth"])
+    found = loaded("folder:2:math", tokenizer=CHAT, validation=1, columns=columns)
+    assert (len(found.train), len(found.validation), found.weights) == (19, 1, (2.0,))
+    for prompt in every(found):
+        n = prompt.text.removeprefix("user:problem ").removesuffix("|assistant:")
+        assert (prompt.where, prompt.answer) == (f"folder, row {int(n) + 1}", n)
+
+
+def test_names_on_the_hub_may_carry_a_configuration_and_its_failures_are_said(datasets, monkeypatch):
+    def load_dataset(path, name, split):
+        if path == "a/b":
+            raise ConnectionError("Couldn't reach it")
+        assert (path, name, split) == ("openai/gsm8k", "main", "train")
+        return numbered("a", 10)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert len(every(loaded("openai/gsm8k/main:4"))) == 10
+    refuses("--data a/b: .* Couldn't reach it; .* no network", loaded, "a/b")
+    monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` fail as if it were not installed
+    refuses("--data a/b: .* pip install datasets", loaded, "a/b")
+
+
+# --- Several sources ---
+
+
+def test_every_source_has_its_own_validation_prompts_and_its_own_curve():
+    names = ["sorting", write("one.jsonl", numbered("a", 50)), write("two.jsonl", numbered("b", 30)) + ":5"]
+    found = loaded(names, validation=4)
+    held = {"sorting": 4, "one.jsonl": 4, "two.jsonl": 3}  # 3: a tenth of 30
+    assert Counter(p.curve for p in found.validation) == held
+    assert found.sizes == [8_000, 46, 27] and found.weights == (1.0, 1.0, 5.0)
+    alone = loaded("two.jsonl", validation=4)  # held out is the same without the other sources
+    assert {p.text for p in alone.validation} == {p.text for p in found.validation if p.source == 2}
+
+
+def test_a_source_of_weight_0_is_validated_as_a_whole_on_its_own_curve_and_never_trained_on():
+    names = [write("one.jsonl", numbered("a", 50)), write("aime.jsonl", numbered("b", 7)) + ":0"]
+    found = loaded(names, validation=6)
+    assert Counter(p.curve for p in found.validation) == {"math": 5, "aime.jsonl": 6}  # at most --eval-prompts
+    assert found.sizes == [45, 0] and {p.source for p in found.train} == {0}
+    write("aime.jsonl", [{"prompt": every(found)[0].text, "answer": 1}])
+    refuses("one.jsonl:[0-9]+: .*no validation prompt in training, and .*aime", loaded, names)
+
+
+def test_a_prompt_in_training_and_validation_of_two_sources_is_refused_with_both_places():
+    pair = [write("one.jsonl", numbered("a", 20)), "two.jsonl"]
+    found = loaded("one.jsonl")
+    held = found.validation[0]
+    write("two.jsonl", [{"prompt": held.text, "answer": "1"}, *numbered("b", 9)])  # of ten rows the third is held out
+    for names in (pair, pair[::-1]):
+        refuses(f"two.jsonl:1: .*no validation prompt.* {held.where} is one", loaded, names)
+    write("two.jsonl", [{"prompt": found.train[0].text, "answer": 1}, *numbered("b", 9)])
+    loaded(pair)  # that both sources train on a prompt is no leak

@@ -1,0 +1,98 @@
+"""Claims about a loss of one's own (--loss FILE.py:FUNCTION)."""
+
+from pathlib import Path
+
+import pytest
+from conftest import ended, given, read_rows, trained
+from test_train import elsewhere, refused  # noqa: F401
+
+import loss
+
+pytestmark = pytest.mark.usefixtures("losses_as_before")
+
+CISPO = """
+def mine(logprobs, gen_logprobs, advantages, mask, eps_max=5.0):
+    ratio = (logprobs - gen_logprobs).masked_fill(~mask, 0).exp()
+    per_token = ratio.clamp(max=eps_max).detach() * advantages[:, None] * logprobs.masked_fill(~mask, 0)
+    return per_token.masked_fill(~mask, 0)
+"""
+TINY = "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2"
+
+
+def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_on_resume(capsys):
+    Path("losses.py").write_text(CISPO)
+    names = {"a": "cispo", "b": "losses.py:mine"}
+    reference, mine = (trained(f"{TINY} --loss {name}", out) for out, name in names.items())
+    flags = mine[0]["flags"]
+    assert flags["loss"] == f"{Path.cwd()}/losses.py:mine" and flags["clips"] == {}
+    assert [row["kind"] for row in mine] == [row["kind"] for row in reference]
+    for theirs, ours in zip(reference, mine):
+        assert ours.get("clipped") is None  # nobody says where its bound acts
+        machines = {"seconds"} if ours["kind"] == "end" else set()
+        for name in ours.keys() - {"flags", "clipped"} - machines:
+            assert ours[name] == theirs[name], name
+    del loss.LOSSES[flags["loss"]]  # as in another process
+    assert "log.jsonl names code" in refused(capsys, "--resume --out b") and flags["loss"] not in loss.LOSSES
+    resumed = trained("--resume --steps 3 --loss losses.py:mine", "b")
+    assert resumed[len(mine)]["flags"]["loss"] == flags["loss"] and resumed[-1]["step"] == 3
+
+
+def test_a_gradient_of_zero_is_no_reason_to_refuse_it_and_the_folder_of_a_run_is_called_after_it():
+    Path("losses.py").write_text("def f(logprobs, gen_logprobs, advantages, mask):\n    return 0 * logprobs\n")
+    args = given("--loss losses.py:f")
+    assert args.loss.endswith("losses.py:f") and args.out == "runs/f-seed0"
+
+
+REFUSED = {
+    "return logprobs.sum(-1)": "expected a tensor of the shape of mask, (B, T); got shape (2,)",
+    "return 3.0": "got float",
+    "return logprobs.log()": "expected finite values where mask is True, got [nan, ",
+    "return logprobs.detach()": "expected a value that depends on logprobs, got one without a gradient",
+    "return logprobs / nothing": "raised NameError: name 'nothing' is not defined (losses.py, line 2)",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED)
+def test_what_cannot_be_a_loss_is_one_line(capsys, body):
+    Path("losses.py").write_text(f"def f(logprobs, gen_logprobs, advantages, mask):\n    {body}\n")
+    message = refused(capsys, "--loss losses.py:f")
+    assert f"--loss {Path.cwd()}/losses.py:f" in message and REFUSED[body] in message
+
+
+def test_other_parameters_and_a_flag_that_it_does_not_read_are_one_line(capsys):
+    """Files and functions that are not there: data/own_refused.jsonl."""
+    Path("losses.py").write_text("def f(logprobs, mask): pass\n")
+    expected = "expected a function of (logprobs, gen_logprobs, advantages, mask), got f(logprobs, mask)"
+    assert expected in refused(capsys, "--loss losses.py:f")
+    Path("losses.py").write_text(CISPO)
+    assert "--eps-max is not read by --loss" in refused(capsys, "--loss losses.py:mine --eps-max 4")
+
+
+LATE = {  # what a loss does at its fourth call, in training -> how the run ends
+    "sys.exit(0)": "raised SystemExit: 0 (losses.py, line 9)",
+    "return logprobs.sum()": "expected a tensor of the shape of mask, (B, T); got shape ()",
+    "os.fork()": "started a process by os.fork",
+    "mask.fill_(True)": "wrote into its arguments",
+    "raise KeyError('x')": "raised KeyError: 'x' (losses.py, line 9)",
+}
+LATER = """import os, sys
+
+calls = []
+
+
+def f(logprobs, gen_logprobs, advantages, mask):
+    calls.append(os.getpid())
+    if len(calls) == 4:
+        {}
+    return (logprobs * advantages[:, None]).masked_fill(~mask, 0)
+"""
+
+
+@pytest.mark.parametrize("deed", LATE)
+def test_what_a_loss_may_not_do_ends_the_run_with_an_error_and_keeps_its_checkpoint(capsys, deed):
+    Path("losses.py").write_text(LATER.format(deed))
+    assert ended(f"{TINY} --loss losses.py:f --steps 8 --checkpoint-every 1 --seed 3 --out a") == 1
+    said = capsys.readouterr().err
+    assert f"--loss {Path.cwd()}/losses.py:f" in said and LATE[deed] in said
+    assert "a holds a checkpoint of step" in said and "go on with --resume" in said
+    assert read_rows("a/log.jsonl")[-1]["kind"] == "end"

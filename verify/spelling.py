@@ -1,0 +1,111 @@
+"""Texts as they are compared: words of any language in `plain`, the letters of options in `option`.
+
+Test: pytest tests/test_graders.py
+"""
+
+import re
+from unicodedata import category, normalize
+
+from verify.vocabulary import BEFORE_LETTER, lead
+
+TYPE = re.compile(r"\\(?:text|math)(?:bf|it|rm|sf|tt|normal)?[ ]?\{([^{}]*)\}")
+
+
+def plain(text: str) -> str:
+    """A text of any language as it is compared: NFKC, without case, single spaces, no punctuation around it.
+
+    >>> plain("  „Bücher“! "), plain("NO\\n solution."), plain("Ⅳ"), plain("-3")
+    ('bücher', 'no solution', 'iv', '-3')
+    """
+    folded = " ".join(normalize("NFKC", normalize("NFKC", text).casefold()).split())
+    start, end = 0, len(folded)
+    while start < end and is_mark(folded[start]) and folded[start] not in "-%°\\":
+        start += 1
+    while start < end and is_mark(folded[end - 1]) and folded[end - 1] not in "%#":
+        end -= 1
+    return folded[start:end]
+
+
+def is_mark(character: str) -> bool:
+    """Punctuation, a space, or a sign of Markdown."""
+    return category(character)[0] in "PZ" or character == "`"
+
+
+def unmarked(latex: str) -> str:
+    """A text without LaTeX's marks of type, and without dollars around all of it.
+
+    >>> unmarked("\\\\textbf{(B)}"), unmarked("$\\\\mathrm{B}$."), unmarked("50\\\\%"), unmarked("$5")
+    ('(B)', 'B', '50%', '$5')
+    """
+    text = TYPE.sub(r"\1", latex).strip()
+    if (bare := text.rstrip(" .")).startswith("$") and bare.find("$", 1) == len(bare) - 1 > 1:
+        text = bare[1:-1]
+    elif bare.startswith("\\(") and bare.endswith("\\)"):
+        text = bare[2:-2]
+    return re.sub(r"\\([%$&#_])", r"\1", text)
+
+
+def separate(text: str) -> tuple:
+    """The numbers, words and signs of a text one by one, so that 5/12 is 05/12 but not 10/24."""
+    return tuple(part.lstrip("0") or "0" for part in re.findall(r"[0-9]+|[a-z]+|[^0-9\s]", text))
+
+
+def parted(text: str, signs: str) -> list[str]:
+    """The text cut at each of the signs that stands outside all brackets.
+
+    >>> parted("f(1,2), \\\\{3, 4\\\\}", ","), parted("P(X=2)=\\\\frac14", "=")
+    (['f(1,2)', ' \\\\{3, 4\\\\}'], ['P(X=2)', '\\\\frac14'])
+    """
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character in signs and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def after_equals(text: str) -> str:
+    """What follows the last "=" outside brackets."""
+    return parted(text, "=")[-1]
+
+
+# --- Options: A, (B), C. Paris ---------------------------------------------------------------------------------------
+
+OPTION = re.compile(r"(?:\(([A-Z])\)[.:]?|([A-Z])(?:[).:](?![a-z])| +[-–—](?= )|$))(.*)", re.I | re.S)
+CORRECT = re.compile(r"([A-Z]|\([A-Z]\)) is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice))?$", re.I)
+AGAINST = re.compile(  # behind the letter: "B. is wrong", "A. No, B", "(A)(B)", "B. A"
+    r"^(?:\W*(?:is|are|was|or|and|isn't|wrong|incorrect)\b|"
+    r".*\b(?i:no|not|nor|or|and|but|so|think|choose|answer)\b\W+\(?[A-Z]\b|.*\b(?i:wait|actually|sorry)\b|"
+    r"\W*\(?[A-Z]\W*$|.*\([A-Z]\))",
+    re.S,
+)
+
+
+def option(text: str) -> str | None:
+    """The letter of "B", "(b)", "B. Paris", "I choose B."; None for another text, or one that names several.
+
+    >>> [option(text) for text in ("(b)", "B. a dog", "B: Vitamin C", "So the answer is (B).", "B is correct")]
+    ['B', 'B', 'B', 'B', 'B']
+    >>> [option(text) for text in ("B or C", "A B", "", "B. is wrong", "B. A", "not B", "A? B", "never choose B")]
+    [None, None, None, None, None, None, None, None]
+    """
+    letter, rest = labelled(text)
+    return None if rest.strip(" .") and AGAINST.match(rest) else letter
+
+
+def labelled(text: str) -> tuple[str | None, str]:
+    """(letter, text) of an option, whatever its text says; (None, ...) for what begins with no letter.
+
+    >>> labelled("**C.** Both A and B"), labelled("C - Rome"), labelled("Rome")
+    (('C', ' Both A and B'), ('C', ' Rome'), (None, 'Rome'))
+    """
+    bare = unmarked(normalize("NFKC", text)).replace("\\ ", " ")
+    bare = unmarked(re.sub(r"[{}]|\*\*", "", bare)).strip(" *`\"'\n")
+    stated = lead(bare)
+    bare = BEFORE_LETTER.sub("", bare if stated is None else stated, count=1).strip(" *`.\"'")
+    bare = CORRECT.sub(r"\1", bare)
+    found = OPTION.fullmatch(bare)
+    return ((found[1] or found[2]).upper(), found[3]) if found else (None, bare)

@@ -1,0 +1,323 @@
+"""Values: whether two formulas, as SymPy objects, are the same answer. mathematics.py makes texts of them beforehand.
+
+Importing this file loads SymPy. Nothing here has a time limit.
+
+Test: pytest tests/test_graders.py
+"""
+
+import re
+from functools import lru_cache
+
+from antlr4 import PredictionMode
+from latex2sympy2_extended import latex2sympy2 as its
+from math_verify import verify
+from math_verify.grader import is_assignment_relation, is_equation, take_last_relation
+from sympy import (
+    Abs,
+    Expr,
+    Float,
+    Integral,
+    Matrix,
+    Mul,
+    Rational,
+    Symbol,
+    Tuple,
+    UnevaluatedExpr,
+    expand_power_base,
+    powdenest,
+    signsimp,
+)
+from sympy.core.function import AppliedUndef, Function
+from sympy.core.parameters import distribute
+from sympy.core.relational import Equality
+from sympy.functions.elementary.trigonometric import TrigonometricFunction
+from sympy.logic.boolalg import And, Boolean, Or
+from sympy.sets import FiniteSet, Interval, Union
+
+from verify.spelling import after_equals, parted
+from verify.unevaluated import built_again, left_to_do, with_i
+
+SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
+SPREAD = re.compile(r"^ ?-?[0-9]+ ?\\pm ?[1-9][0-9]* ?")  # 18 \pm 1 leaves nothing to be done, 9 + 9 \pm 1 does
+BRACKET = re.compile(r" ?(?:[(\[]|\\\{|\\begin)")
+NAMED_COMMAND = re.compile(r"^\\[A-Za-z]+ ?\([^=]*[a-z][^=]*\) ?=")  # \gcd(a, b) =
+
+
+def same_formulas(right: str, answer: str) -> bool | None:
+    """Whether an answer equals a reference, both normalised; None if the reference cannot be read."""
+    found, text = value_given(right)
+    gold = tried(finished, found)
+    if gold is None or getattr(gold, "is_Boolean", False) and gold.is_Atom:
+        return None  # no mathematics, or a statement such as 3 = 3 of which nothing is left
+    allowed = tried(left_to_do, text, found, has_letters(gold))
+    return None if allowed is None else tried(same_value, gold, allowed, answer) is True
+
+
+def has_letters(gold) -> bool:
+    """Whether the value of a reference holds letters; x in x = 8 and x < 8 is only its name."""
+    return bool((take_last_relation(gold).rhs if names_a_value(gold) else region(gold)).free_symbols)
+
+
+def same_value(gold, allowed: set[str], answer: str) -> bool:
+    """Whether an answer equals the reference, and leaves no more to be done than is allowed.
+
+    Whatever it raises is the answer's fault: the reference has been read.
+    """
+    if isinstance(gold, Interval) and re.search(SIGNS, answer):
+        return False  # the list of the ends
+    found, text = value_given(answer)
+    return left_to_do(text, found, has_letters(gold)) <= allowed and same(gold, finished(found))
+
+
+def value_given(text: str):
+    """(object, its text) of a box; of P(X=2)=\\frac14, whose left side cannot be read, what follows the last "="."""
+    found = None if NAMED_COMMAND.match(text) else raw(text)
+    sides = parted(text, "=")
+    if found is None and len(sides) > 1 and not all(map(BRACKET.match, (sides[0], sides[-1]))):  # (1, 2) = (2, 3)
+        text = after_equals(text)
+        found = raw(text)
+    return found, text
+
+
+def form(latex: str) -> str:
+    """The numbers of a formula, or if it holds letters, the formula as SymPy builds it; "" if it cannot be read."""
+    found = raw(latex)
+    if found is not None and names_a_value(found):
+        found = take_last_relation(found).rhs
+    if found is None or not found.free_symbols:
+        return " ".join(sorted(str(float(number)) for number in re.findall(r"[0-9]*\.?[0-9]+", latex)))
+    with distribute(False):
+        built = built_again(found, roots=False)
+    return str(signsimp(built))
+
+
+def tried(function, *arguments):
+    """function(*arguments), or None if it raises: what latex2sympy and SymPy raise on nonsense has no common class."""
+    try:
+        return function(*arguments)
+    except Exception:  # of which class latex2sympy's own errors are; load_sympy checks that sound pairs raise none
+        return None
+
+
+def finished(found):
+    """The object with i as the imaginary unit, matrices written out, and x as the argument of a function: f(t) = t."""
+    found = with_i(found)
+    if isinstance(found, Equality) and isinstance(found.lhs, AppliedUndef) and len(found.lhs.args) == 1:
+        argument = Symbol("x", real=True)
+        if argument not in found.free_symbols:
+            found = found.xreplace({name: argument for name in found.lhs.args if name.is_Symbol})
+    return Matrix(found.doit()) if getattr(found, "is_Matrix", False) else found
+
+
+def raw(latex: str):
+    """The whole LaTeX text as latex2sympy reads it, or None if that fails.
+
+    An expression with \\pm deep inside, which latex2sympy does not read, becomes the set of its two values.
+    """
+    if not re.search(SIGNS, latex):
+        return tried(read, latex)
+    latex = after_equals(latex)
+    found = tried(read, latex)
+    if found is not None:
+        return found.doit() if SPREAD.fullmatch(latex) else found
+    either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex)) for pm in ("+-", "-+")]
+    return None if None in either else tried(FiniteSet, *either)
+
+
+class Reader(its._Latex2Sympy):
+    """latex2sympy with the cheaper prediction of its ANTLR parser, and with the full one where that reads nothing.
+
+    To choose between two rules, SLL looks at the texts that may follow either in any context, and LL at those that may
+    follow in this one, which takes longer. What SLL reads, LL reads as the same. Some texts only LL can read.
+    """
+
+    def parse(self, latex_str):
+        self.prediction = PredictionMode.SLL
+        found = tried(super().parse, latex_str)
+        if found is not None:
+            return found
+        self.prediction = PredictionMode.LL
+        return super().parse(latex_str)
+
+    def create_parser(self, latex_str):
+        parser = super().create_parser(latex_str)
+        parser._interp.predictionMode = self.prediction
+        return parser
+
+
+@lru_cache(maxsize=256)  # a reference is read twice for each of a prompt's answers
+def read(latex: str):
+    """`raw` without the rule for \\pm; raises for what latex2sympy cannot read."""
+    config = its.NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+    reader = Reader(is_real=True, config=its.ConversionConfig(lowercase_symbols=False))
+    return reader.parse(its.normalize_latex(latex, config))
+
+
+def same(gold, given) -> bool:
+    """Whether two SymPy objects are the same answer: we compare numbers, order and names, math-verify the rest."""
+    if gold == given or gold.has(Integral):
+        return gold == given  # working an integral out can take minutes
+    where = [says_where(side) for side in (gold, given)]
+    if any(where) and any(isinstance(side, FiniteSet) and not says_where(side) for side in (gold, given)):
+        return False  # the list of the ends
+    if all(where) and gold.free_symbols != given.free_symbols:
+        return False
+    if any(where):
+        gold, given = map(region, (gold, given))
+    if names_a_value(gold) and not is_equation(given):
+        return same(take_last_relation(gold).rhs, given)
+    if is_equation(given) and not is_equation(gold):  # 2x = 10 is not 10, but 1 + 9 = 10 is
+        last = take_last_relation(given)
+        return same(gold, last.rhs) and (names_a_value(given) or same(last.lhs, last.rhs))
+    if is_equation(gold) and not (is_equation(given) and gold.free_symbols and given.free_symbols):
+        return gold == given  # x^2 = 4 is not 2, -2; \\log_3 9 = 2 is not \\log_2 4 = 2
+    if is_solution(gold) and not is_line(gold):
+        return same_solution(gold, given)
+    if is_equation(gold) and gold.has(TrigonometricFunction) and len(gold.free_symbols) > 1:
+        return all(map(same, gold.args, given.args))  # math-verify would solve it, which takes seconds
+    if all(getattr(side, "is_number", False) for side in (gold, given)):
+        return close(gold, given)
+    if any(getattr(side, "is_Matrix", False) for side in (gold, given)):
+        return same_entries(gold, given)
+    if isinstance(gold, Interval) and isinstance(given, Interval):
+        ends = (gold.left_open, gold.right_open) == (given.left_open, given.right_open)
+        return ends and same(gold.start, given.start) and same(gold.end, given.end)
+    if any(map(members, (gold, given))) and all(members(side) or isinstance(side, Expr) for side in (gold, given)):
+        return same_members(gold, given)
+    if gold.free_symbols != given.free_symbols:
+        return False  # at once: math-verify can take minutes
+    return verify(*map(roots_apart, (gold, given)), timeout_seconds=None)
+
+
+def roots_apart(found):
+    """sqrt(a/b) as sqrt(a)/sqrt(b): letters of physics are positive. But sqrt(a^2) is not a."""
+    if not isinstance(found, Expr) or found.doit().has(Abs):
+        return found
+    return powdenest(expand_power_base(found, force=True), force=True)
+
+
+def says_where(found) -> bool:
+    """x < 3 or x \\in (1, 3), which latex2sympy reads as an equation, or some of them."""
+    if isinstance(found, FiniteSet):
+        return len(found) > 0 and all(map(says_where, found.args))
+    if isinstance(found, Equality):
+        return isinstance(found.rhs, (Interval, Union))
+    return isinstance(found, Boolean) and not isinstance(found, Symbol)
+
+
+@lru_cache(maxsize=256)  # SymPy solves inequalities slowly
+def set_of(inequality):
+    """The numbers for which it holds."""
+    return inequality.as_set()
+
+
+def region(found):
+    """The set that a text which says where says; another object as it is."""
+    if not says_where(found):
+        return found
+    if isinstance(found, Equality):
+        return found.rhs
+    found = Or(*found.args) if isinstance(found, FiniteSet) else found
+    return tried(set_of, found) or found
+
+
+def names_a_value(found) -> bool:
+    """x = 3, m + n = 113, f(2) = 5 or \\log_2 x = 3, of which the last value counts; not 2x = 10."""
+    if is_assignment_relation(found):
+        return True
+    if not is_equation(found):
+        return False
+    left = take_last_relation(found).lhs
+    return isinstance(left, AppliedUndef) or isinstance(left, Function) and bool(left.free_symbols)
+
+
+def is_solution(found) -> bool:
+    """x = b/a, but not ax = b or x = x^2: an equation with a letter on its left that is not on its right."""
+    return isinstance(found, Equality) and isinstance(found.lhs, Symbol) and found.lhs not in found.rhs.free_symbols
+
+
+def is_line(gold) -> bool:
+    """Whether an equation may be that of a line or a curve, of which 2x + 4y - 3 = 0 is as good as y = -x/2 + 3/4."""
+    return gold.lhs.name == "y" and {symbol.name for symbol in gold.free_symbols} == {"x", "y"}
+
+
+def same_solution(gold, given) -> bool:
+    """Whether an equation is the solution, from left to right or from right to left: not b = ax for x = b/a.
+
+    Of x = 2 * 5 = 10 the last value counts.
+    """
+    equations = given.args if isinstance(given, And) else [given]
+    named = any(gold.lhs in equation.args for equation in equations)
+    last = take_last_relation(given)
+    value = last.lhs if last.rhs == gold.lhs else last.rhs
+    return named and same(finished(gold.rhs), finished(value))
+
+
+def same_entries(gold, given) -> bool:
+    """Whether both are matrices with the same entries; they are written out and have entries (`finished`)."""
+    gold, given = map(as_column, (gold, given))
+    return gold.shape == given.shape and all(map(same, gold, given))
+
+
+def as_column(found):
+    """(1, 2) as a column vector; another object as it is."""
+    return Matrix(members(found)) if isinstance(found, (Interval, Tuple)) and members(found) else found
+
+
+def members(found) -> list:
+    """The members of a list, set or tuple as written; of an open interval, written like a pair, its ends; else []."""
+    if isinstance(found, Interval) and found.is_open:
+        return [found.start, found.end]
+    return list(getattr(found, "_unsorted_args", found.args)) if isinstance(found, (FiniteSet, Tuple)) else []
+
+
+def same_members(gold, given) -> bool:
+    """Whether members agree: in order within parentheses, or for 1, 2 as answer to x = 1, y = 2; else in any order."""
+    right, answer = (members(side) or [side] for side in (gold, given))
+    if isinstance(gold, (Interval, Tuple)) and all(map(is_assignment_relation, answer)):
+        if len({member.lhs for member in answer}) < len(answer):
+            return False
+        answer.sort(key=lambda member: member.lhs.name)  # (3, 4) is x = 3, y = 4
+    names = {member.lhs for member in right if is_assignment_relation(member)}
+    free = not isinstance(gold, (Interval, Tuple)) and not isinstance(given, (Interval, Tuple))
+    if not free or len(names) > 1 and not any(map(is_assignment_relation, answer)):
+        return len(right) == len(answer) > 0 and all(map(same_member, right, answer))
+    found = [[same_member(member, other) for other in answer] for member in right]
+    return all(map(any, found)) and all(map(any, zip(*found)))
+
+
+def same_member(gold, given) -> bool:
+    return isinstance(gold, FiniteSet) == isinstance(given, FiniteSet) and same(gold, given)
+
+
+def without_percent(number):
+    """28 of 28%; None for a number without the sign, and for one of which only a part has it: 48 + 46%."""
+    percent = UnevaluatedExpr(Rational(1, 100))
+    if not number.is_Mul or percent not in number.args:
+        return None
+    return Mul(*(factor for factor in number.args if factor != percent))
+
+
+def close(gold, given) -> bool:
+    """Whether two numbers are equal: exactly, unless one is a decimal and the other is no whole number; then they may
+    differ by 1e-6, or by 2e-5 of the reference's size if that is less.
+
+    28 and 0.28 are both right for 28%.
+    """
+    bare = [without_percent(side) for side in (gold, given)]
+    fraction = bare[0] is None and abs(gold) < 1  # 0.4 is no 0.4%
+    if bare.count(None) == 1 and not fraction and close(bare[0] or gold, bare[1] or given):
+        return True
+    gold, given = gold.doit(), given.doit()
+    if not gold.is_finite:
+        return gold == given
+    decimals = [side.has(Float) for side in (gold, given)]
+    if not any(decimals) or any(side.is_integer and not decimal for side, decimal in zip((gold, given), decimals)):
+        gold, given = map(exact, (gold, given))
+        return (gold - given).equals(0) is True
+    return bool(abs((gold - given).evalf(20)) <= min(1e-6, 2e-5 * abs(gold).evalf()))
+
+
+def exact(number):
+    """The number with its decimals as fractions."""
+    return number.replace(lambda part: isinstance(part, Float), lambda part: Rational(str(part)))

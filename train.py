@@ -39,11 +39,9 @@ import precision
 import reward
 from pipeline import RolloutQueue, broadcasts
 from plumbing import build, checkpoints, evaluate, memory
-from plumbing import folder as run_folder
-from plumbing import log as run_log
-from plumbing.launch import alone, launch, torchrun
-from plumbing.plan import show_plan
-from plumbing.processes import Processes, layout_of, lead, serve
+from plumbing.devices import alone, torchrun
+from plumbing.log import RunLog
+from plumbing.processes import Processes, launch, layout_of, lead, serve
 from plumbing.virtual import InOneProcess
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
@@ -149,7 +147,7 @@ class Trainer:
         self.validation = prompts.validation
         self.benchmarks = {source for source, weight in enumerate(prompts.weights) if not weight}  # never trained on
         folder = build.weights_folder(args)
-        state = run_folder.counters(folder) if args.checkpoint else {}
+        state = checkpoints.counters(folder) if args.checkpoint else {}
         self.version = state.get("version", 0)  # optimizer steps done
         self.evaluated = state.get("evaluated")  # version of the last evaluation
         self.saved = state.get("version")  # version of the last checkpoint
@@ -180,7 +178,7 @@ class Trainer:
         self.policy.chunk = memory.head_chunk(args, self.policy.model.config)
         self.replay = experts.Replay(self.policy.model)
         active = experts.active_parameters(self.policy.model)
-        self.log = run_log.RunLog(args, processes, active, state, self.queue.generator_work)
+        self.log = RunLog(args, processes, active, state, self.queue.generator_work, evaluate.draw)
         self.decoder = evaluate.trainer_decodes(args, processes, self.policy, generate)
         self.log("config", step=self.version, flags=vars(args), **build.provenance(prompts, processes.world))
 
@@ -322,7 +320,7 @@ def main(args):
     """Returns the exit code of this process."""
     disable_progress_bar()
     if args.plan:
-        return show_plan(args, build.weights_folder(args))
+        return memory.show_plan(args, build.weights_folder(args))
     args, prompts = build.load_prompts(args)
     if not alone(args) and torchrun("WORLD_SIZE") == 1:
         launch(__file__, sys.argv[1:])

@@ -33,8 +33,8 @@ import numpy as np
 
 from lab import drawing, statistics
 from lab.tables import TABLES, kept_groups, make_inputs
-from plumbing import curves, launch
-from plumbing import folder as run_folder
+from plumbing import curves, devices
+from plumbing.log import lock_log, read_rows
 from plumbing.processes import code_digest
 from plumbing.settings import FIELDS, known_flags, read_settings
 from recipes import RECIPES
@@ -134,7 +134,7 @@ def key(settings, code):
 def ended(folder):
     """The rows of a run that has ended with a result, or None."""
     log = folder / "log.jsonl"
-    rows = run_folder.rows(log)[0] if log.exists() else []
+    rows = read_rows(log)[0] if log.exists() else []
     last = rows[-1] if rows else {}
     whole = last.get("kind") == "end" and (last["reason"] in RESULTS or "finite" in last["reason"])
     return rows if whole else None
@@ -142,7 +142,7 @@ def ended(folder):
 
 def make(folder, flags):
     """Begin a run of train.py in a folder, which holds no run that has ended; returns its process."""
-    run_folder.lock_log(folder).close()  # another process may be at it; Windows removes no file that is open
+    lock_log(folder).close()  # another process may be at it; Windows removes no file that is open
     shutil.rmtree(folder)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "train.py"), *flags, "--out", str(folder)]
@@ -196,7 +196,7 @@ def gathered(args, asked, table):
                     flags += ["--checkpoint-every", str(settings.steps)]
                 places[name, seed] = args.out / key(settings, digest), flags
     missing = {folder: flags for folder, flags in places.values() if not ended(folder)}
-    cores = launch.cores()
+    cores = devices.cores()
     print(f"{len(places)} runs in {args.out}: {len(missing)} to be made on {cores} cores", flush=True)
     make_all(missing, cores)
     for (name, seed), (folder, _) in places.items():

@@ -28,11 +28,9 @@ import experts
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, memory, plan, references
-from plumbing import folder as run_folder
+from plumbing import checkpoints, memory, references
 from plumbing.arguments import beside, check_model
-from plumbing.launch import alone, refuse, torchrun
-from plumbing.processes import sharing
+from plumbing.devices import alone, refuse, sharing, torchrun
 from plumbing.prompts import parse_source, read_sources
 from plumbing.settings import ROOT, Settings
 from verify import sandbox, scorer, user_reward
@@ -95,7 +93,7 @@ def prepare(args):
         Path(args.out).mkdir(parents=True, exist_ok=True)
     if not args.checkpoint:
         check_model(flag, folder)
-        if os.path.isdir(folder) and (fault := run_folder.damage(folder, needed=())):
+        if os.path.isdir(folder) and (fault := checkpoints.damage(folder, needed=())):
             raise ValueError(f"{folder} is broken: {fault}")
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
@@ -107,7 +105,7 @@ def prepare(args):
     args, changes = memory.fit(args, config, len(phrase))
     notes += changes
     if torchrun("RANK") == 0 and torch.cuda.is_available() and not (args.evaluate or args.virtual):
-        notes += plan.forecast(args, config)
+        notes += memory.forecast(args, config)
     if args.length_control == "interrupt":
         rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
         if max(phrase) >= config.vocab_size:
@@ -273,7 +271,7 @@ def make_generator(args, device, dtype):
         temperature=args.temperature,
         seed=args.seed,
         fp32_head=args.fp32_head,
-        version=run_folder.counters(folder)["version"] if args.checkpoint else 0,
+        version=checkpoints.counters(folder)["version"] if args.checkpoint else 0,
     )
     if args.length_control == "interrupt":
         phrase = phrase_ids(tokenizer, args)

@@ -6,13 +6,14 @@
       state/                          what any number of trainers can resume from: fp32 weights and AdamW's moments
                                       (torch.distributed.checkpoint, each rank writes its shards); run.json: counters
 
-folder.py tells whole checkpoints from broken ones.
 
 Deviation: none known; the paper does not describe its checkpoints.
 
 Run by train.py. Test: pytest tests/test_faults.py tests/test_train.py
 """
 
+import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -23,7 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -35,7 +36,7 @@ from transformers.utils.hub import get_checkpoint_shard_files
 import experts
 import precision
 from plumbing import store
-from plumbing.folder import CONTENTS, STATE, checksum, finished, step
+from plumbing.log import finished_checkpoints, step_of
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
@@ -240,6 +241,100 @@ def tensors(policy, optimizer, stepped):
     return {"policy": dict(policy.named_parameters()), "buffers": dict(policy.named_buffers())} | moments
 
 
+CONTENTS = "contents.json"
+STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every checkpoint, also of earlier versions
+
+
+def set_aside(out, folder):
+    """Rename the checkpoints after `folder`, which are broken: the run will write checkpoints of the same steps."""
+    names = [checkpoint.name for checkpoint in finished_checkpoints(out)]
+    for name in names[names.index(Path(folder).name) + 1 :]:
+        places = (Path(out) / f"{name}-broken{number}" for number in itertools.chain([""], itertools.count(2)))
+        (Path(out) / name).rename(next(place for place in places if not place.exists()))
+
+
+def pick(out, expected):
+    """The newest intact checkpoint, by checksums too; sets broken ones after it aside, and says so.
+
+    Raises OSError if there is none.
+    """
+    folder, faults = newest(out, thorough=True)
+    if not folder:
+        raise OSError(f"--resume: found no intact checkpoint in {out}: {faults}")
+    if str(folder) != expected:
+        print(f"{faults}; --resume: goes on from {folder}")
+    set_aside(out, folder)
+    return str(folder)
+
+
+# --- Whole or broken -------------------------------------------------------------------------------------------------
+
+
+def damage(folder, *, needed=STATE, thorough=False):
+    """What is wrong with a checkpoint, in words; "" if nothing is found.
+
+    needed    files that must be there, whatever contents.json says (which earlier versions did not write)
+    thorough  compare the checksums too, which reads all of state/
+    """
+    folder = Path(folder)
+    try:
+        known = {"bytes": {}, "sha256": {}}
+        if (folder / CONTENTS).exists():
+            known = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
+        fault = misfits(folder, known["bytes"], needed)
+        if thorough and not fault:
+            fault = changed(folder, known["sha256"])
+        if fault:
+            return fault
+        if needed == STATE:
+            counters(folder)["version"]
+        for path in folder.glob("*.safetensors"):
+            with safe_open(path, "pt"):  # reads the header, which says how long the file must be
+                pass
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, SafetensorError) as error:
+        fault = f"its files cannot be read: {type(error).__name__}: {error}"
+    return fault
+
+
+def misfits(folder, sizes, needed):
+    """The first file that is missing or does not have its size, in words; sizes {name: bytes}."""
+    for name in (*needed, *sizes):
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if (got := (folder / name).stat().st_size) != sizes.get(name, got):
+            return f"{name} has {got} bytes, not {sizes[name]}"
+    return ""
+
+
+def changed(folder, digests):
+    """The first file that does not hold what was written, in words; digests {name: checksum}."""
+    for name, digest in digests.items():
+        if checksum(folder / name) != digest:
+            return f"{name} holds other bytes than were written"
+    return ""
+
+
+def newest(out, *, thorough=False):
+    """(the newest intact checkpoint of a run or None, what is wrong with the broken ones after it, in words)."""
+    faults = []
+    for folder in reversed(finished_checkpoints(out)):
+        fault = damage(folder, thorough=thorough)
+        if not fault:
+            return folder, "; ".join(faults)
+        faults.append(f"{folder} is broken: {fault}")
+    return None, "; ".join(faults)
+
+
+def checksum(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def counters(folder):
+    """The `counters` that `save` wrote into a checkpoint folder."""
+    return json.loads((Path(folder) / "state" / "run.json").read_text(encoding="utf-8"))
+
+
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -280,8 +375,8 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
             shutil.rmtree(folder, ignore_errors=True)
     if leads:
         # No folder that another program has written, or that is newer.
-        whole = [folder for folder in finished(out) if (folder / STATE[1]).exists()]
-        done = [folder for folder in whole if step(folder) <= counters["version"]]
+        whole = [folder for folder in finished_checkpoints(out) if (folder / STATE[1]).exists()]
+        done = [folder for folder in whole if step_of(folder) <= counters["version"]]
         for old in done[:-2]:
             shutil.rmtree(old, ignore_errors=True)
 

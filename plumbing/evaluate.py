@@ -6,7 +6,7 @@ Test: pytest tests/test_train.py
 import shutil
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +20,9 @@ import batches
 import precision
 import reward
 from pipeline import Request, RequestQueue
-from plumbing import screen
 from plumbing.build import make_generator, make_scorer
-from plumbing.launch import threads, torchrun
-from plumbing.log import append
-from plumbing.processes import device
+from plumbing.devices import device, threads, torchrun
+from plumbing.log import append, counted, progress
 from plumbing.store import POLL, paces
 from verify.graders import NO_FAILURE, OWN
 
@@ -160,7 +158,7 @@ def evaluate_policy(args, prompts):
     with (
         closing(make_generator(args, place, getattr(torch, args.dtype))) as generator,
         closing(make_scorer(args)) as scorer,
-        screen.progress(sys.stderr, **look) as bar,
+        progress(sys.stderr, **look) as bar,
     ):
         for score in complete(generator, scorer, mine, args.generations):
             values[score.completion.request].append(score.value)
@@ -189,8 +187,8 @@ def report(args, prompts, values):
     groups = [values[prompt.index] for prompt in prompts]
     for curve in sorted({prompt.curve for prompt in prompts}):
         known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
-        asked = screen.counted(len(known), "prompt")
-        print(f"{curve}: {asked}, {screen.counted(args.generations, 'completion')} each")
+        asked = counted(len(known), "prompt")
+        print(f"{curve}: {asked}, {counted(args.generations, 'completion')} each")
         if not known:
             continue
         estimates = {f"mean@{args.generations}": reward.over_prompts([*map(mean, known)])}
@@ -212,3 +210,13 @@ def answered(prompt, completion, value):
         "truncated": completion.truncated,
         "task": prompt.curve,
     }
+
+
+def draw(out):
+    """Draw run.png, if there is a step, and scaling.png, if a fit is possible; returns what `curves.report` does."""
+    from fit import BadInput  # here, since these load scipy and matplotlib
+    from plumbing import curves, figures
+
+    with suppress(BadInput):
+        figures.page(out / "log.jsonl", out / "run.png")
+    return curves.report(out / "log.jsonl", out / "scaling.png")

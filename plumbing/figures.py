@@ -11,7 +11,7 @@ import numpy as np
 
 import fit
 import forecast
-from plumbing import folder as run_folder
+from plumbing.log import read_rows
 
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
 TABLE_1 = {  # A, B, C_mid (GPU-hours)
@@ -185,7 +185,7 @@ def page(log, path):
     What the log lacks is left out. Raises BadInput for a log without any step."""
     from matplotlib.figure import Figure
 
-    found = columns(run_folder.rows(log)[0])
+    found = columns(read_rows(log)[0])
     if "pass_rate" not in found:
         raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step)")
     figure = Figure(figsize=(21, 7.2))

@@ -1,7 +1,7 @@
 """log.jsonl and the clock: train.py hands over rows; all that follows from the time or adds up is put in here.
 
-Whoever wants to know more is an observer, a function that is called with each row: the screen (screen.py), the monitor
-(monitor.py), the figures. Only rank 0 logs. docs/running.md has a table of all columns.
+Whoever wants to know more is an observer, a function that is called with each row: the screen, the monitor, the
+figures. Only rank 0 logs. docs/running.md has a table of all columns.
 
 Open in the paper: whether validation counts in C. Here it does not, although half-finished training rollouts continue
   during it.
@@ -12,16 +12,16 @@ Test: pytest tests/test_log.py
 import json
 import math
 import os
+import statistics
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plumbing import folder as run_folder
-from plumbing.costs import TICKS
-from plumbing.monitor import Monitor
-from plumbing.screen import MINUTE, Screen, progress
+from tqdm import tqdm
+
+TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
 
 WRITTEN = ("log.jsonl", "completions.jsonl", "scaling.png", "run.png")  # beside checkpoints
 REDRAW = 20.0  # seconds between two drawings of the figures at least; at its end each run is drawn
@@ -64,14 +64,16 @@ class RunLog:
     parameters       N that a token uses, for flops: 2 N per generated and 6 N per trained token
     state            counters of the checkpoint to resume from, {} without one
     work             () -> {generator rank: what it has done so far}, as RolloutQueue.generator_work
+    draw             as evaluate.draw
     """
 
-    def __init__(self, args, processes, parameters, state, work):
+    def __init__(self, args, processes, parameters, state, work, draw):
         self.args = args
         self.out = Path(args.out)
         self.processes = processes
         self.parameters = parameters
         self.work = work
+        self.draw = draw
         self.virtual = bool(args.virtual)
         self.totals = {"tokens": 0, "tokens_trained": 0, "lost_gpu_hours": 0.0, "failed_groups": 0}
         self.totals |= {name: state["totals"][name] for name in self.totals if name in state.get("totals", {})}
@@ -84,12 +86,12 @@ class RunLog:
         self.logged = self.published = self.clock.gpu_hours  # at the last `step` row; after the last publication
         if processes.rank == 0:
             self.screen = Screen(args.steps, processes.hours, virtual=bool(args.virtual))
-            self.observers: list = [self.screen, Monitor(self.screen.write, processes, args), Figure(self.out)]
+            self.observers: list = [self.screen, Monitor(self.screen.write, processes, args), Figure(self.out, draw)]
 
     def count_lost(self, state):
         """Keep in the totals what a crash cost since the checkpoint with these counters; returns its device-hours."""
         # Virtual time is a model, and repeats.
-        lost = {} if self.processes.rank or self.virtual else run_folder.lost(self.out, state)
+        lost = {} if self.processes.rank or self.virtual else lost_since(self.out, state)
         hours = lost.pop("gpu_hours", 0.0)
         for name, more in lost.items():
             self.totals[name] += more
@@ -114,7 +116,7 @@ class RunLog:
         log = self.out / "log.jsonl"
         if kind == "config":
             self.config = row
-        elif not run_folder.is_locked(self.processes.lock, self.out) or log.stat().st_size < self.size:
+        elif not is_locked(self.processes.lock, self.out) or log.stat().st_size < self.size:
             self.begin_anew()
         append(log, row)
         self.size = log.stat().st_size
@@ -124,7 +126,7 @@ class RunLog:
     def begin_anew(self):
         """The log or a part is gone: say it, and begin another with the flags, without which no run is resumed."""
         self.processes.lock.close()
-        self.processes.lock = run_folder.lock_log(self.out)
+        self.processes.lock = lock_log(self.out)
         self.screen.write(
             f"WARNING: {self.out / 'log.jsonl'} was removed, moved or cut while the run writes it. A new one begins "
             "with the run's flags; put the earlier rows before them to fit the whole run"
@@ -193,7 +195,7 @@ class RunLog:
             return
         self.screen.close()
         with suppress(OSError):  # on a full disk, write what still fits
-            values, lines = draw(self.out)
+            values, lines = self.draw(self.out)
             if values:  # None with too few evaluations
                 self("fit", step=step, **values)
             there = [name for name in WRITTEN if (self.out / name).exists()]
@@ -205,26 +207,17 @@ class RunLog:
 class Figure:
     """An observer that draws the figures anew after an evaluation; together they take about a second."""
 
-    def __init__(self, out):
+    def __init__(self, out, draw):
         self.out = out
+        self.draw = draw
         self.due = time.monotonic() + REDRAW
 
     def __call__(self, row):
         began = time.monotonic()
         if row["kind"] == "eval" and began >= self.due:
             with suppress(OSError):  # on a full disk
-                draw(self.out)
+                self.draw(self.out)
             self.due = began + max(REDRAW, REST * (time.monotonic() - began))
-
-
-def draw(out):
-    """Draw run.png, if there is a step, and scaling.png, if a fit is possible; returns what `curves.report` does."""
-    from fit import BadInput  # here, since these load scipy and matplotlib
-    from plumbing import curves, figures
-
-    with suppress(BadInput):
-        figures.page(out / "log.jsonl", out / "run.png")
-    return curves.report(out / "log.jsonl", out / "scaling.png")
 
 
 def append(path, row):
@@ -250,3 +243,346 @@ def finite(value):
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- Rows of a log, and the checkpoints beside it --------------------------------------------------------------------
+
+
+RENAMED = {"average": "aggregation"}  # flags of earlier versions -> their names today
+
+
+def step_of(folder):
+    """The number of a checkpoint-STEP folder."""
+    return int(Path(folder).name.partition("-")[2])
+
+
+def finished_checkpoints(out):
+    """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best, or a file."""
+    folders = [folder for folder in Path(out).glob("checkpoint-*") if folder.is_dir()]
+    return sorted((folder for folder in folders if folder.name.partition("-")[2].isdigit()), key=step_of)
+
+
+def others(out):
+    """Names in a folder that `save` would write, rename or delete: checkpoints, or an unfinished one."""
+    return [folder.name for folder in (*finished_checkpoints(out), Path(out) / "checkpoint.tmp") if folder.exists()]
+
+
+def lock_log(out, *, alone=True):
+    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened.
+
+    alone  False: only find out whether a run holds it; several processes may at the same time
+    """
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        log = (Path(out) / "log.jsonl").open("ab")
+    except OSError as error:
+        cause = "a file or a broken link of that name, or a folder that may not be written"
+        raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
+    try:
+        with suppress(ImportError):  # Windows has no such lock: there nothing notices a second run
+            import fcntl
+
+            fcntl.flock(log, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OSError(f"{out} is in use by another run") from error
+    return log
+
+
+def is_locked(log, out):
+    """Whether `log`, as from `lock_log`, is still the file of that name."""
+    try:
+        return os.path.samestat(os.fstat(log.fileno()), (Path(out) / "log.jsonl").stat())
+    except FileNotFoundError:
+        return False
+
+
+def read_rows(log):
+    """(the rows of a run's log, the numbers of lines that are none: a crash or a full disk may leave such lines).
+
+    Flags of earlier versions have today's names.
+    """
+    intact = []
+    broken = []
+    for place, line in enumerate(Path(log).read_bytes().split(b"\n"), 1):
+        try:
+            row = json.loads(line.decode() or "null")
+            if row and row["kind"] == "config":
+                row["flags"] = {RENAMED.get(name, name): value for name, value in row["flags"].items()}
+            intact += [row] if row and row["kind"] else []
+        except (ValueError, KeyError, TypeError, RecursionError):
+            broken.append(place)
+    return intact, broken
+
+
+def lost_since(out, state):
+    """{total: what the log says was spent since the checkpoint with these counters ({}: since the start), and lost}."""
+    log = Path(out) / "log.jsonl"
+    spent = [row for row in read_rows(log)[0] if "gpu_hours" in row] if log.exists() else []
+    before = state.get("totals", {}) | {"gpu_hours": state.get("gpu_hours", 0.0)}
+    return {
+        name: max(0, max((row.get(name) or 0 for row in spent), default=0) - before.get(name, 0))
+        for name in ("gpu_hours", "tokens", "tokens_trained")
+    }
+
+
+def stored_flags(log):
+    """The settings with which the run of this log was last started, as logged. Raises ValueError if it does not say."""
+    starts = [row["flags"] for row in read_rows(log)[0] if row["kind"] == "config"]
+    if not starts:
+        raise ValueError(f"expected a row in {log} that says with which flags the run was started; found none intact")
+    return starts[-1] | starts[-1]["clips"]
+
+
+# --- Warnings --------------------------------------------------------------------------------------------------------
+
+
+TRUNCATION = 0.1  # A.15
+TRUNCATED_STEPS = 10  # steps whose shares of truncated completions are averaged
+STANDING = 10  # batches in a row without gradient before a warning
+FEW_HELD_OUT = 16  # with fewer held-out prompts a warning says that they are too few for a curve
+LATE = 0.1  # share of the verdicts of a batch or validation that time out above which a warning says so
+UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
+SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
+FAR = math.log(2)  # nats: a step is warned of with a larger mean |log rho| of its youngest tokens (kept runs: <= 0.56),
+JUMP = 5.0  # if it is so many times the median of the last ten. With stale tokens it rises too, but step by step
+FAR_STEPS = 3  # steps in a row, after which a run stops
+SLOW = 2.0  # a generator is slow whose decode steps take so many times the median, of 4 generators or more
+
+WARNINGS = {
+    "far": "in step {step} mean |log rho| of the youngest tokens is {log_rho:.2f} nats: trainers and generators differ "
+    "by a factor of {factor:.1f}",
+    "few held out": "only {count}: too few for a curve or a forecast. A tenth of a small file is held out; "
+    "train.py --evaluate MODEL --data FILE asks all of its rows",
+    "late": "checking took longer than --verify-timeout for {share:.0%} of the completions; they count as wrong. "
+    "Unless the policy writes endless programs or formulas, raise it, or lower --verifiers",
+    "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right, or all "
+    "wrong, as truncated ones are (pass rate of the last batch {pass_rate:.3f}). All wrong: easier --data, more "
+    "--generations, or answers that are not found (completions.jsonl; --think-end). All right: harder --data",
+    "no mark": "none of the {completions} completions of the validation holds {mark!r}, unless an interruption put it "
+    "there, and none is right: every reward is -1, and nothing will be learnt. If the model uses no mark: --think-end "
+    "none; if another one: --think-end TEXT; if it thinks for longer: a larger --max-new-tokens or --interrupt-at",
+    "repeat": "checking an answer took longer than --verify-timeout: this run may not repeat bit for bit",
+    "skipped": "the gradient of step {step} was not finite; its update was skipped",
+    "slow": "{name} takes {times:.1f} times as long for a decode step as is usual. A completion of {tokens} tokens "
+    "takes {seconds:.1f} s longer there, for which each step waits. End the run and go on without it: --resume",
+    "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
+    "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
+}
+
+
+class Monitor:
+    """An observer of the log.
+
+    write      a function of a text, for the screen
+    processes  processes.Processes: its names of ranks, and the heartbeat that is asked for the end of the run
+    args       settings.Settings
+    """
+
+    def __init__(self, write, processes, args):
+        self.write = write
+        self.processes = processes
+        self.args = args
+        self.truncated = deque(maxlen=TRUNCATED_STEPS)
+        self.standing = self.skipped = self.far = 0  # batches, steps, steps in a row
+        self.near = deque(maxlen=10)  # log_rho_youngest of earlier steps, as it should be
+        self.raised = False  # --reward has failed on a group
+        self.slow = {}  # those named already
+        self.shown = set()  # (where, error)
+        self.late = self.often = False  # a verdict has timed out; more than LATE of them have
+        self.of_kind = {"config": self.on_config, "step": self.on_step, "eval": self.on_evaluation}
+
+    def __call__(self, row):
+        if row["kind"] in self.of_kind:
+            self.of_kind[row["kind"]](row)
+
+    def warn(self, which, **values):
+        self.write(f"WARNING: {WARNINGS[which].format(**values)}")
+
+    def stop(self, reason):
+        self.processes.heartbeat.stop(reason, failed=True)
+
+    def on_config(self, row):
+        self.held_out = row["prompts"]["validation"]
+        if self.held_out < FEW_HELD_OUT and row["step"] == 0:
+            self.warn("few held out", count=counted(self.held_out, "held-out prompt"))
+
+    def on_step(self, row):
+        self.standing = 0 if row["gradient_norm"] else self.standing + 1
+        if self.standing == STANDING:
+            self.warn("no gradient", batches=STANDING, pass_rate=row["pass_rate"])
+            self.standing = 0
+        self.truncated.append(row["truncated"])
+        if sum(self.truncated) > TRUNCATION * TRUNCATED_STEPS:
+            share = statistics.fmean(self.truncated)
+            self.warn("truncated", share=share, steps=len(self.truncated), limit=TRUNCATION)
+            self.truncated.clear()
+        self.skipped = self.skipped + 1 if row["skipped"] else 0
+        if self.skipped:
+            self.warn("skipped", step=row["step"])
+        if self.skipped >= SKIPPED:
+            cause = "an importance ratio without upper bound (dapo and grpo have none where the advantage is negative)"
+            self.stop(f"no gradient of the last {SKIPPED} steps was finite; likely cause: {cause}, or --lr")
+        self.check_weights(row)
+        self.check_speed(row)
+        self.check_late(row, len(row["prompts"]) * self.args.generations)
+        self.show_failures(row)
+        self.check_verifier(row, row["failed_groups"], row["step"] * len(row["prompts"]))
+
+    def on_evaluation(self, row):
+        failed = sum(failure["verifier"] for failure in row["failures"])
+        self.check_late(row, row["completions"] + row["unverified"])
+        self.show_failures(row)
+        self.check_verifier(row, failed, self.held_out)
+        if not row["completions"]:
+            error = row["failures"][0]["error"] if row["failures"] else "the function of --reward returned None"
+            self.stop(f"no validation prompt got verdicts: {error}")
+        if row["step"] == 0 and not row["answered"]:
+            self.warn("no mark", completions=row["completions"], mark=self.args.think_end)
+
+    def check_weights(self, row):
+        """Warn if the generators seem to have other weights than the trainers; stop the run if that stays so."""
+        if (far := row.get("log_rho_youngest")) is None:  # not a token could be compared
+            return
+        if far > max(FAR, JUMP * statistics.median(self.near or [0.0])):
+            self.far += 1
+        elif math.isfinite(far):
+            self.far = 0
+            self.near.append(far)
+        if self.far:
+            self.warn("far", step=row["step"], log_rho=far, factor=math.exp(far))
+        if self.far >= FAR_STEPS:
+            expected = f"before it was {statistics.median(self.near or [0.0]):.2g}"
+            causes = "the generators do not load the weights that they are sent, or --lr is too large"
+            measured = f"mean |log rho| of the youngest tokens is {far:.2f} nats, for {FAR_STEPS} steps in a row"
+            self.stop(f"{measured}; {expected}; likely cause: {causes}")
+
+    def check_speed(self, row):
+        """Name slow generators once, with what they cost."""
+        slow = stragglers(row["decode_seconds"])
+        for rank in slow.keys() - self.slow.keys():
+            mine = row["decode_seconds"][rank]
+            usual = slow[rank]
+            longer = row["length_max"] * (mine - usual)
+            name = self.processes.name(rank)
+            self.warn("slow", name=name, times=mine / usual, tokens=row["length_max"], seconds=longer)
+        self.slow = slow
+
+    def check_late(self, row, completions):
+        """Say once that a verdict has timed out, if the run shall repeat; and once that many have."""
+        if row["timed_out"] and self.args.virtual and not self.late:
+            self.late = True
+            self.warn("repeat")
+        if row["timed_out"] > LATE * completions and not self.often:
+            self.often = True
+            self.warn("late", share=row["timed_out"] / completions)
+
+    def show_failures(self, row):
+        """Show each prompt without a verdict once; of failures of --reward only the first."""
+        for failure in row["failures"]:
+            known = failure["own"] and self.raised or (failure["where"], failure["error"]) in self.shown
+            self.raised |= failure["own"]
+            if not known:
+                self.shown.add((failure["where"], failure["error"]))
+                self.write("NO VERDICT {where}: {error}".format(**failure))
+
+    def check_verifier(self, row, failed, groups):
+        """Stop the run if `failed` is more than UNVERIFIED of `groups`, or of 100 if there are fewer groups."""
+        if failed > UNVERIFIED * max(100, groups):
+            errors = [failure["error"] for failure in row["failures"] if failure["verifier"]]
+            error = statistics.mode(errors or ["see `failures` in the log"])
+            self.stop(f"the verifier failed on {failed} groups: {error}")
+
+
+def stragglers(seconds):
+    """{slow generator: the usual seconds}: those whose decode steps take more than SLOW times the median, of 4 or more.
+
+    >>> stragglers({1: 1.0, 2: 1.1, 3: 0.9, 4: 2.3}), stragglers({1: 1.0, 2: 9.0, 3: 1.0})
+    ({4: 1.05}, {})
+    """
+    usual = statistics.median(seconds.values()) if len(seconds) >= 4 else float("inf")
+    return {rank: usual for rank, mine in seconds.items() if mine > SLOW * usual}
+
+
+# --- The screen ------------------------------------------------------------------------------------------------------
+
+
+LINES = {  # kind of a row of the log -> how the row is shown
+    "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out so far: "
+    "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable\n"
+    "a validation runs before step 1 and after every {flags[eval_every]} steps, with {flags[eval_generations]} "
+    "completions of each held-out prompt; one line a minute says how far it is",
+    "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
+    "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
+    "{gpu_hours:.4f} {hours}",
+    "step without gradient": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}, no gradient  "
+    "idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  {gpu_hours:.4f} {hours}",
+    "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
+    "{gpu_hours:.4f} {hours}",
+}
+MINUTE = 60.0  # seconds
+
+
+class Screen:
+    """An observer of the log: a line for a row, above a progress bar.
+
+    steps    of the run;  hours  what the unit of gpu_hours is called
+    virtual  in virtual time steps follow each other too fast to be read: only evaluations get a line
+    """
+
+    def __init__(self, steps, hours, *, virtual=False):
+        self.hours = hours
+        self.virtual = virtual
+        # Without a terminal there is no bar: its carriage returns would hide the lines from grep.
+        self.bar = tqdm(total=steps, unit="step", disable=None)
+
+    def __call__(self, row):
+        self.bar.update(row["step"] - self.bar.n)
+        text = shown(row, self.hours)
+        if text and not (self.virtual and row["kind"] == "step"):
+            self.write(text)
+
+    def write(self, text):
+        self.bar.write(text, file=sys.stdout)
+
+    def close(self):
+        self.bar.close()
+
+
+def shown(row, hours):
+    """A row of the log as it is shown, or None if its kind is not; hours: what the unit of its gpu_hours is called."""
+    kind = "step without gradient" if row["kind"] == "step" and "entropy" not in row else row["kind"]
+    if kind not in LINES:
+        return None
+    curves = row.get("tasks", {}) if kind == "eval" else {}
+    lines = [f"\n{'':11}{curve}  {rate:.3f} +- {row['tasks_stderr'][curve]:.3f}" for curve, rate in curves.items()]
+    return LINES[kind].format(**row, hours=hours) + "".join(lines if len(lines) > 1 else [])
+
+
+def counted(count, noun):
+    """A number of things.
+
+    >>> counted(1, "held-out prompt"), counted(2, "row")
+    ('1 held-out prompt', '2 rows')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+class Lines:
+    """A stream for a progress bar where no terminal is: each state that the bar shows is a line of its own."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        if text := text.strip("\r\n "):
+            self.stream.write(text + "\n")
+
+    def flush(self):
+        self.stream.flush()
+
+
+def progress(stream, **bar):
+    """A progress bar on a terminal; elsewhere a line a minute, without carriage returns."""
+    if stream.isatty():
+        return tqdm(file=stream, **bar)
+    return tqdm(file=Lines(stream), mininterval=MINUTE, maxinterval=MINUTE, ncols=80, **bar)

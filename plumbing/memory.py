@@ -13,30 +13,45 @@ which it names.
 
 Deviation: with fewer generators than the paper's 64, a validation has fewer prompts (validation_prompts).
 
-Run by build.py and plan.py. Test: pytest tests/test_settings.py tests/test_plan.py
+Run by build.py. Test: pytest tests/test_settings.py tests/test_plan.py
 """
 
-import os
+import copy
+import re
 from bisect import bisect_left
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
+from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import batches
 import experts
 import precision
 from decoding import GRAPHS, WRITTEN
-from plumbing.arguments import as_given, option
-from plumbing.launch import torchrun, world_size
-from plumbing.processes import gpus_of_ranks, sharing
+from pipeline import OFF_POLICY
+from plumbing.arguments import as_given, check_model, option
+from plumbing.checkpoints import LATEST, check_supported
+from plumbing.devices import (
+    DEVICES,
+    Fleet,
+    free_bytes,
+    gpus_of_ranks,
+    own_memory,
+    refuse,
+    sharing,
+    torchrun,
+    world_size,
+)
 from plumbing.store import MAX_BYTES
+from plumbing.virtual import Costs
 from recipes import PAPER
 from rollout import PREFILL_AHEAD, PREFILL_TOKENS
+from vllm_rollout import check_dense
 
 USABLE = 0.9  # share of the free memory; the rest is for what is not counted here
 LENGTHS = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
@@ -304,17 +319,6 @@ def fit_trainers(args, config):
     raise ValueError(f"{shortage}. Way out: {ways}a smaller model")
 
 
-def own_memory(args):
-    """Bytes of the GPU that each process has for itself; 0 if processes share one, or have none."""
-    if args.plan:
-        return args.plan.device.memory if args.plan.count == world_size(args.plan) else 0
-    gpus = gpus_of_ranks(world_size())
-    if args.virtual or args.evaluate or None in gpus or len(set(gpus)) < len(gpus):
-        return 0
-    # Of this process's own GPU: to ask one of another is to start a CUDA context there, half a GB for every rank.
-    return torch.cuda.mem_get_info(torchrun("LOCAL_RANK") % torch.cuda.device_count())[1]
-
-
 def validation_prompts(generators):
     """How many validation prompts suit so many generators: the paper's 1,000 for its 64, fewer for fewer.
 
@@ -401,17 +405,194 @@ def neighbours(args):
     return {"free": free_bytes(mine), "trainers": training, "generators": max(1, len(here) - training) + decodes}
 
 
-def free_bytes(local):
-    """Free memory of the device of the local-th process of this node."""
-    gpus = torch.cuda.device_count()
-    return torch.cuda.mem_get_info(local % gpus)[0] if gpus else available()
+# --- train.py --plan -------------------------------------------------------------------------------------------------
 
 
-def available():
-    """Bytes of memory that are still available; where there is no /proc/meminfo, all memory of the machine."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        return 1024 * int(meminfo.read_text().partition("MemAvailable:")[2].split()[0])
-    if not hasattr(os, "sysconf"):  # Windows does not say; laptops have more than this
-        return 4 << 30
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)
+MBU = 0.6  # assumed: the lower end of what tuned decoders are said to reach
+# Seconds a layer at least, measured with Qwen3-0.6B's shapes and 16 slots on an H100 (docs/nodes.md).
+GRAPH = 2e-4  # with CUDA graphs: TorchGenerator on the models that decoding.py writes out; assumed of vLLM too
+HOST = 1e-3  # TorchGenerator on any other: the host launches each kernel
+STARVED = 0.75  # another setting is named if its step takes at most so much of the time
+LINK = 25e9  # bytes/s between two GPUs: PCIe 4, or a network of 200 Gbit/s; NVLink is faster
+SHARE = 0.5  # assumed: mean length of a prompt and of a completion, of the longest
+
+
+def roofline(args, config, count, rows):
+    """The Costs of a model with `count` parameters on the GPUs of --plan, where a generator decodes so many rows."""
+    itemsize = getattr(torch, args.dtype).itemsize
+    width, inner, heads, _ = layer_widths(config)
+    flops, rate = MFU * args.plan.device.flops, MBU * args.plan.device.bandwidth
+    every, chosen = experts.count(config)
+    expert = 3 * width * inner * config.num_hidden_layers  # parameters of one expert in every layer
+    multiplied = count - (0 if config.tie_word_embeddings else config.vocab_size * width)
+    active = multiplied - (every - chosen) * expert
+    read = multiplied - (every - min(every, rows * chosen)) * expert  # rows choose different experts
+    context = SHARE * (args.max_prompt_tokens + args.max_new_tokens) / 2  # mean over the positions of a sequence
+    forward = 2 * active + 4 * config.num_hidden_layers * heads * context
+    return Costs(
+        decode=max(read * itemsize / rate, rows * 2 * active / flops),
+        column=position_bytes(config, itemsize) / rate,
+        token=(3 + args.activation_checkpointing) * forward / flops,
+        optimizer=28 * count / rate,
+        broadcast=count * itemsize / LINK,
+    )
+
+
+def decoding(args, config, count, slots, completions):
+    """Seconds in which the generators decode so many completions, together in flight, in `slots` slots each."""
+    generators = max(1, args.plan.count - args.trainers)
+    rows = max(1.0, min(slots, completions / generators))
+    # TorchGenerator reads as many columns in each row as the longest one has.
+    reach = 1.0 if args.generator == "torch" else SHARE / 2
+    columns = SHARE * args.max_prompt_tokens + reach * args.max_new_tokens
+    launched = GRAPH if args.generator == "vllm" or config.model_type in WRITTEN else HOST
+    step = max(roofline(args, config, count, rows).decode_step(rows, columns), launched * config.num_hidden_layers)
+    return completions * SHARE * args.max_new_tokens / (generators * rows) * step
+
+
+class Seconds(NamedTuple):
+    """Of an optimizer step, and of an evaluation."""
+
+    step: float
+    decode: float
+    gradients: float
+    publish: float
+    evaluation: float
+    in_turn: bool  # generators and trainers do not work at the same time
+
+
+def seconds(args, config, count):
+    """The Seconds of a run on the GPUs of --plan."""
+    _, slots = generator_memory(args, config, count)
+    rule, batch = OFF_POLICY[args.off_policy], args.prompts * args.generations
+    batches = rule.batches(0, args.k)  # in flight
+    decode = decoding(args, config, count, slots, batches * batch) / batches
+    costs = roofline(args, config, count, slots)
+    tokens = batch * SHARE * (args.max_prompt_tokens + args.max_new_tokens)
+    gradients = costs.gradient_step(tokens / args.token_budget, tokens) / args.trainers
+    in_turn = rule.alternates or args.plan.count == 1
+    step = (decode + gradients if in_turn else max(decode, gradients)) + costs.broadcast
+    evaluation = decoding(args, config, count, slots, args.eval_prompts * args.eval_generations)
+    return Seconds(step, decode, gradients, costs.broadcast, evaluation, in_turn)
+
+
+def faster(args, config, count):
+    """The line on the fastest step of all divisions of the GPUs and smaller micro-batches, as a list.
+
+    [] if it takes more than STARVED of the time.
+    """
+
+    usable, itemsize = USABLE * args.plan.device.memory, getattr(torch, args.dtype).itemsize
+    other, flags = copy.copy(args), {}  # seconds of a step -> the flags
+    while other.token_budget >= args.max_prompt_tokens + args.max_new_tokens:
+        for other.trainers in range(1, min(args.plan.count, MOST_TRAINERS)):
+            if trainer_bytes(other, config, count, itemsize, other.trainers) <= usable:
+                text = f"--trainers {other.trainers} --token-budget {other.token_budget}"
+                flags.setdefault(seconds(other, config, count).step, text)
+        other.token_budget //= 2
+    best = min(flags, default=float("inf"))
+    if best >= STARVED * seconds(args, config, count).step:
+        return []
+    return [f"faster        {flags[best]}: {best:,.1f} seconds a step"]
+
+
+def mixture(config):
+    """The line on a mixture of experts, as a list; [] for a dense model."""
+    if experts.count(config)[0] == 1:
+        return []
+    return ["a mixture of experts decodes slowly here, through its Hugging Face model: such a run is for study"]
+
+
+def generator_memory(args, config, count):
+    """(bytes of a generator, its slots)"""
+
+    itemsize = getattr(torch, args.dtype).itemsize
+    fixed, slot = generator_bytes(args, config, count, itemsize)
+    if args.generator == "torch":
+        return fixed + args.slots * slot, args.slots
+    # It takes what is there, for completions as long as they are, and holds the weights twice.
+    room = USABLE * args.plan.device.memory * args.plan.count / world_size(args.plan)
+    return room, min(int((room - fixed - count * itemsize) // (SHARE * slot)), args.slots)
+
+
+def lines(args, config):
+    """What --plan prints, with lengths, trainers and slots that fit. Raises ValueError for what cannot fit."""
+
+    if args.generator == "vllm":
+        check_dense(config)
+    args, changes = fit(args, config, len(args.interrupt_phrase) // 4)  # about four letters are a token
+    (gpus, name, device), count = args.plan, parameters(config)
+    trainer = trainer_bytes(args, config, count, getattr(torch, args.dtype).itemsize, args.trainers)
+    generator, slots = generator_memory(args, config, count)
+    batch, mean = args.prompts * args.generations, SHARE * args.max_new_tokens
+    found = seconds(args, config, count)
+    asked = args.eval_prompts * args.eval_generations
+    evaluation = found.evaluation / 3600
+    evaluations = args.steps // args.eval_every + 1
+    hours = args.steps * found.step / 3600 + evaluations * evaluation
+    return [
+        f"A model, not a measurement. Assumed: {MFU:.0%} of the peak FLOP/s, {MBU:.0%} of the peak bandwidth, "
+        f"lengths of {SHARE:.0%} of the longest (docs/nodes.md)",
+        *changes,
+        *mixture(config),
+        f"{gpus} x {name}: {device.flops / 1e12:,.0f} TFLOP/s in {args.dtype}, {device.bandwidth / 1e12:.2f} TB/s, "
+        f"{device.memory / 1e9:.0f} GB; {count / 1e9:.2f}B parameters",
+        f"trainers      {args.trainers}, {trainer / 1e9:.1f} GB each",
+        f"generators    {max(1, gpus - args.trainers)}, {generator / 1e9:.1f} GB each, {slots} slots",
+        f"a step        {batch:,} completions, {batch * mean / 1e6:.1f}M tokens: {found.step:,.1f} seconds",
+        f"  decode      {found.decode:,.1f} seconds",
+        f"  gradients   {found.gradients:,.1f} seconds, " + ("then" if found.in_turn else "meanwhile"),
+        f"  publish     {found.publish:,.2f} seconds",
+        *faster(args, config, count),
+        f"an evaluation {asked:,} completions, {asked * mean / 1e6:.1f}M tokens: {found.evaluation / 60:,.1f} minutes",
+        f"the run       {args.steps:,} step(s), {evaluations} evaluation(s): {hours:,.0f} hours, "
+        f"{gpus * hours:,.0f} device-hours, {evaluations * evaluation / hours:.0%} of them for evaluations",
+    ]
+
+
+def forecast(args, config):
+    """Lines on how long a run on this machine's GPUs will take, before it starts; [] if they are not in DEVICES."""
+    name = torch.cuda.get_device_name(torchrun("LOCAL_RANK") % torch.cuda.device_count())
+    known = [device for device in DEVICES if re.search(rf"\b{device}\b", re.sub(r"RTX (?=\d)", "RTX", name))]
+    if not known:
+        return []
+
+    gpus = gpus_of_ranks(world_size())  # of this node's ranks: two may share one
+    asked = copy.copy(args)
+    asked.plan = Fleet(world_size() if len(set(gpus)) == len(gpus) else 1, known[-1], DEVICES[known[-1]])
+    count = parameters(config)
+    now = seconds(asked, config, count)
+    apart = args.checkpoint_every * now.step
+    if "checkpoint_every" not in args.asked:
+        apart = max(now.step, min(apart, LATEST))
+    text = (
+        f"estimated from {asked.plan.name}'s data sheet: a step {now.step:,.1f} s, R_0 {now.evaluation / 60:,.1f} min, "
+        f"a checkpoint every {apart / 60:,.0f} min"
+    )
+    if args.generator == "vllm" or mixture(config):
+        return [text, *mixture(config)]
+    asked.generator = "vllm"
+    if "slots" not in args.asked:  # they were made to fit TorchGenerator
+        asked.slots = PAPER["slots"]
+    with suppress(ValueError):  # vLLM does not fit
+        fit_slots(asked, config, **neighbours(asked))
+        other = seconds(asked, config, count)
+        there = "it is installed" if find_spec("vllm") else "pip install -e '.[vllm]' installs it"
+        line = f"with --generator vllm a step {other.step:,.1f} s, R_0 {other.evaluation / 60:,.1f} min; {there}"
+        if other.step < now.step:
+            return [text, line]
+    return [text]
+
+
+def show_plan(args, folder):
+    """Print the plan for the model in `folder`; returns the exit code 0. Ends with code 2 and one line if it cannot."""
+
+    try:
+        check_model("--model", folder)
+        config = AutoConfig.from_pretrained(folder)
+        check_supported(config)
+        print(*args.notes, *lines(args, config), sep="\n")
+    except (ValueError, OSError, StrictDataclassError) as error:
+        refuse(" ".join(str(error).split()))
+    return 0

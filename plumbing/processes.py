@@ -25,7 +25,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,25 +34,65 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipeline import RequestQueue
-from plumbing import folder as run_folder
 from plumbing import heartbeat
-from plumbing.launch import Unbroken, end_launcher, handled, threads, torchrun
+from plumbing.checkpoints import newest, pick
+from plumbing.devices import backend, cores, device, end_launcher, refuse, threads, torchrun, uuid, world_size
+from plumbing.log import lock_log, step_of
 from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store, paces
 from verify import sandbox
 
-STORES: list = []  # kept open: rank 0 serves the others
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface (netdevice(7))
 ROOT = Path(__file__).resolve().parents[1]  # the project's folder
 # What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
 OF_THE_NODE = ("model", "data", "out", "resume", "checkpoint", "notes", "asked", "protections")
 
+# --- torchrun --------------------------------------------------------------------------------------------------------
+
+
+# Signals that end a run in order: Ctrl-C, a closed terminal, Ctrl-\\, a scheduler before it kills, a used-up CPU limit.
+ENDING = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+
+
+class Unbroken:
+    """A stream to which writing never fails: text that nobody reads any more, as by tee after Ctrl-C, is lost."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        with suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self):
+        with suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+def handled():
+    """The signals of ENDING that the system has and that end a run: under nohup SIGHUP is ignored, and stays so."""
+    known = [name for name in ENDING if hasattr(signal, name)]  # Windows has two
+    return [name for name in known if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN]
+
+
+def launch(script, argv):
+    """Replace this process by torchrun with `world_size()` ranks; a launcher's variables must not reach them."""
+    if sys.platform != "linux":
+        refuse(
+            "torchrun's processes need Linux: give --virtual exact for a run in one process, or use WSL or a container"
+        )
+    inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_", "GROUP_", "ROLE_", "RANK", "WORLD_SIZE", "MASTER_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // world_size())))
+    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")  # seconds to write a checkpoint after Ctrl-C
+    command = ["-m", "torch.distributed.run", "--standalone", "--signals-to-handle", ",".join(handled())]
+    command += ["--nproc-per-node", str(world_size()), script, *argv]
+    os.execve(sys.executable, [sys.executable, *command], environment)
+
+
 # --- Start -----------------------------------------------------------------------------------------------------------
-
-
-def device(local):
-    """The device of the process with this local rank: a GPU, of which there may be fewer than processes, or the CPU."""
-    gpus = torch.cuda.device_count()
-    return torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
 
 
 def interface():
@@ -77,50 +117,6 @@ def interface():
                     if socket.inet_ntoa(reply[20:24]) == ours:
                         return name
     return None
-
-
-def uuid(place):
-    """What tells a GPU from all others, whatever number a process knows it by; None for the CPU."""
-    return str(torch.cuda.get_device_properties(place).uuid) if place.type == "cuda" else None
-
-
-def gpus_of_ranks(unstarted=1):
-    """What tells apart the GPUs of this node's ranks, by local rank; None for each without GPUs.
-
-    unstarted  how many ranks there will be, if they have not been started yet
-    """
-    count = int(os.environ.get("LOCAL_WORLD_SIZE", unstarted))
-    gpus = torch.cuda.device_count()
-    if 0 < gpus < count and torchrun("WORLD_SIZE") > 1:
-        return uuids()  # they share GPUs, or each sees another one only, as under Slurm
-    return [rank % gpus if gpus else None for rank in range(count)]
-
-
-@cache  # a process exchanges them once
-def uuids():
-    """Of the GPUs of this node's ranks, by local rank; exchanged before there is a process group."""
-    store, rank, _ = next(dist.rendezvous("env://"))
-    STORES.append(store)
-    local = torchrun("LOCAL_RANK")
-    named = dist.PrefixStore("gpus", store)
-    named.set(str(rank), uuid(device(local)))
-    ranks = range(rank - local, rank - local + torchrun("LOCAL_WORLD_SIZE"))
-    return [named.get(str(other)).decode() for other in ranks]
-
-
-def sharing(unstarted=1):
-    """The local ranks that share this process's device: its GPU, or the CPU; unstarted as in `gpus_of_ranks`."""
-    places = gpus_of_ranks(unstarted)
-    mine = places[torchrun("LOCAL_RANK")]
-    return [rank for rank, place in enumerate(places) if place == mine]
-
-
-def backend(gpus):
-    """What carries weights and gradients: NCCL if every process has a GPU of its own, else gloo.
-
-    gpus  as from `uuid`, of every rank. Their numbers would not do: under Slurm each process may see one GPU, number 0.
-    """
-    return "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
 
 
 def stamp(args):
@@ -219,8 +215,8 @@ class Processes:
         out = Path(args.out)
         if self.rank == 0:
             with self.heartbeat.working():
-                self.lock = run_folder.lock_log(out)  # until this process ends
-                picked = run_folder.pick(out, args.checkpoint) if args.resume else None
+                self.lock = lock_log(out)  # until this process ends
+                picked = pick(out, args.checkpoint) if args.resume else None
             for stale in out.glob(".start-*"):
                 stale.unlink()
             mark = out / f".start-{secrets.token_hex(8)}"
@@ -261,10 +257,10 @@ class Processes:
 
     def farewell(self, reason):
         """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""
-        last, _ = run_folder.newest(self.out)
+        last, _ = newest(self.out)
         checkpoint = "no checkpoint yet"
         if last:
-            checkpoint = f"a checkpoint of step {run_folder.step(last)}: go on with --resume"
+            checkpoint = f"a checkpoint of step {step_of(last)}: go on with --resume"
         return f"train.py: error: {reason}; {self.out} holds {checkpoint} ({self.name(self.rank)})"
 
     def end(self, reason):
@@ -341,7 +337,7 @@ class Processes:
         broadcast_weights(layout_of(named), tensors, self.receivers, tensors[0].device)
 
 
-# --- The lives of both roles, from start to end -----------------------------------------------------------------------
+# --- The lives of both roles, from start to end ----------------------------------------------------------------------
 
 
 def lead(args, processes, make, train):

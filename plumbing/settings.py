@@ -24,18 +24,26 @@ import torch
 import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, Fault, greatest_staleness
-from plumbing import costs, plan
-from plumbing import folder as run_folder
 from plumbing.arguments import Parser, as_given, option
-from plumbing.launch import check_launcher, end_launcher, refuse, restarts, say_who_is_awaited, torchrun, world_size
+from plumbing.devices import (
+    BFLOAT16,
+    OLD_GPU,
+    check_launcher,
+    end_launcher,
+    fleet,
+    refuse,
+    restarts,
+    say_who_is_awaited,
+    torchrun,
+    world_size,
+)
+from plumbing.log import finished_checkpoints, lock_log, others, step_of, stored_flags
 from plumbing.prompts import anchored, parse_source
 from plumbing.user_loss import register_own_loss
 from recipes import BASE, OF_BASE, PAPER, RECIPES
 from reward import THINK_END
 
 ROOT = Path(__file__).resolve().parents[1]  # the project's folder, so that base/ is found from every working folder
-BFLOAT16 = (8, 0)  # NVIDIA's first compute capability with it (Ampere)
-OLD_GPU = "this GPU has no bfloat16; weights, keys and values take twice the memory, and a step takes longer"
 
 
 def flag(help, marks=frozenset(), default=None, **more):
@@ -210,12 +218,12 @@ class Settings:
     seed: int = flag("of the order of training prompts and of sampling", FIXED | EVALUATION, 0)
     out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
     evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")
-    plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=plan.fleet, metavar="NxGPU")
+    plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=fleet, metavar="NxGPU")
     resume: bool = flag("go on from the newest checkpoint in --out, or start anew; given flags win", START, False)
 
     # What follows
     clips: dict = field(default_factory=dict)  # {name: value} of the clip flags that the loss reads
-    costs: tuple | None = None  # costs.Costs, with --virtual
+    costs: tuple | None = None  # virtual.Costs, with --virtual
     checkpoint: str | None = None  # the folder to resume from
     asked: list = field(default_factory=list)  # names of the given flags, and of sizes that an earlier run had
     notes: list = field(default_factory=list)  # lines for the screen: what was changed, and why
@@ -358,13 +366,13 @@ def earlier_flags(asked):
     if "out" not in asked:
         raise ValueError("--resume: found no --out; expected the folder of the run")
     log = Path(asked["out"]) / "log.jsonl"
-    checkpoints = run_folder.finished(log.parent)
+    checkpoints = finished_checkpoints(log.parent)
     if not log.exists():
         if checkpoints:
             expected = f"expected the log of the run whose checkpoints are in {log.parent}"
             raise ValueError(f"--resume: {expected}, found no {log}")
         return {}
-    run_folder.lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
+    lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
     stored = restored(log, asked)
     for name, setting in FIELDS.items():
         was = stored.get(name, setting.default)
@@ -386,7 +394,7 @@ def restored(log, asked):
     known = {name for name, setting in FIELDS.items() if not START & setting.metadata["marks"]}
     if "evaluate" in asked:  # nothing is trained, and no time is virtual
         known &= of_evaluations()
-    stored = run_folder.stored_flags(log)
+    stored = stored_flags(log)
     flags = {name: value for name, value in stored.items() if name in known}
     for name in ("loss", "reward"):
         if ":" in (flags.get(name) or "") and name not in asked:
@@ -405,8 +413,10 @@ def derive_defaults(args, given, asked):
     """Fill in the values that follow from others."""
     if args.virtual:
         args.trainers = args.trainers or max(1, (1 + args.generators) // 5)  # of the model: one process computes
+        from plumbing.virtual import named as named_costs  # here, since it loads what takes seconds
+
         try:
-            args.costs = costs.named(args.virtual)
+            args.costs = named_costs(args.virtual)
         except (ValueError, OSError) as error:
             raise ValueError(f"--virtual {args.virtual}: {error}") from error
     elif not args.evaluate:
@@ -451,7 +461,9 @@ def fitting_interval(args):
 
 def starting_point(args):
     """The folder of the checkpoint to resume from, or None; `notes` say what --resume does and what is broken."""
-    folder, faults = run_folder.newest(args.out)
+    from plumbing.checkpoints import newest  # here, since it loads transformers
+
+    folder, faults = newest(args.out)
     if faults:
         args.notes.append(faults)
         if not folder:
@@ -557,7 +569,7 @@ def check_start(args, given):
     if args.virtual and args.generator != "torch":
         raise ValueError(f"--virtual with --generator {args.generator}: only torch's decode steps are timed one by one")
     if args.virtual and args.checkpoint:
-        check_repeatable(args, run_folder.step(args.checkpoint))
+        check_repeatable(args, step_of(args.checkpoint))
     if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise ValueError("--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in every launcher's environment")
     if restarts() and "resume" not in given:
@@ -587,7 +599,7 @@ def check_folder(args, given):
         return
     if (log := out / "log.jsonl").exists() and log.stat().st_size:
         raise ValueError(f"{out} holds a run already; give another --out, or --resume to go on with it")
-    if others := run_folder.others(out):
+    if names := others(out):
         raise ValueError(
-            f"{out} holds {', '.join(others[:3])}, of another program or of a run whose log is gone; give another --out"
+            f"{out} holds {', '.join(names[:3])}, of another program or of a run whose log is gone; give another --out"
         )

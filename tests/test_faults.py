@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import train
 from plumbing import build, checkpoints
-from plumbing import folder as run_folder
+from plumbing import log as log_file
 from plumbing import log as run_log
 from plumbing.processes import Processes
 from verify import sandbox
@@ -117,7 +117,7 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start, rank, name
     assert run.end(3 * HEARD) == {0: 0, 1: 0, 2: 0}
     end = run.log[-1]
     assert end["reason"].startswith(f"interrupted: {rank} got {name}")
-    assert run_folder.finished(run.out)[-1].name == f"checkpoint-{end['step']}"  # written when the run ended
+    assert log_file.finished_checkpoints(run.out)[-1].name == f"checkpoint-{end['step']}"  # written when the run ended
     if not fault:
         assert run.text.count(f"{rank} got SIGTERM") >= 2  # both generators say so
         last = f"stopped by SIGTERM at step {end['step']} of 10000; go on with --resume"
@@ -141,7 +141,7 @@ def written(folder, scratch):
     """Everything in a checkpoint, read without the project's code."""
     dcp_to_torch_save(folder / "state", scratch)
     tensors = load_file(folder / "model.safetensors")
-    return tensors, torch.load(scratch, weights_only=True), run_folder.counters(folder)
+    return tensors, torch.load(scratch, weights_only=True), checkpoints.counters(folder)
 
 
 def reshard(rank, source, out):
@@ -188,7 +188,7 @@ def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
     """Nobody waits in vain for the first trainer, for the last generator, or for a checkpoint."""
     flags = f"{SMALL} --trainers 2 --steps 3 --eval-every 3 --checkpoint-every 2 --timeout 10"
     run = start(4, flags, fault=partial(slow_disk, [14, 0, 0, 28], 14)).finish()
-    assert [folder.name for folder in run_folder.finished(run.out)] == ["checkpoint-2", "checkpoint-3"]
+    assert [folder.name for folder in log_file.finished_checkpoints(run.out)] == ["checkpoint-2", "checkpoint-3"]
     assert {row["step"] for row in run.rows("eval")} == {0, 3}
     assert not list(run.out.glob("*.tmp"))
 
@@ -209,8 +209,8 @@ def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(s
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
     assert run.end() == {0: 1, 1: 1, 2: 1}
     assert not list(run.out.glob("*.tmp"))
-    last = run_folder.finished(run.out)[-1]
-    assert run_folder.damage(last, thorough=True) == ""
+    last = log_file.finished_checkpoints(run.out)[-1]
+    assert checkpoints.damage(last, thorough=True) == ""
     assert run.log[-1]["final"] and f"could be written to {run.out}: " in run.log[-1]["reason"]  # it is full again
     assert set(run.lines("File too large")) == {0, 1, 2}
     assert f"holds a checkpoint of step {run.version}:" in run.lines("File too large")[0]
@@ -239,7 +239,7 @@ def test_a_row_that_does_not_fit_on_the_disk_is_named_with_its_file(tmp_path):
 def test_an_out_that_is_a_broken_link_says_what_it_is_for(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "else")
     words = "--out .*link cannot hold a run: .*likely cause: a file or a broken link"
-    refuses(words, run_folder.lock_log, tmp_path / "link", error=OSError)
+    refuses(words, log_file.lock_log, tmp_path / "link", error=OSError)
 
 
 def test_resuming_with_other_prompts_ends_in_one_line(capsys):

@@ -10,9 +10,9 @@ import pytest
 from conftest import check_exercise, read_rows
 from test_monitor import EVAL, STEP, failure
 
+from plumbing import evaluate
 from plumbing import log as run_log
-from plumbing.folder import lock_log
-from plumbing.log import Clock, RunLog, append
+from plumbing.log import Clock, RunLog, append, lock_log
 
 
 def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused():
@@ -35,7 +35,7 @@ class Logged:
         processes.clock, processes.heartbeat.final = lambda: self.now, False
         processes.lock = None if rank else lock_log(out)
         args = SimpleNamespace(out=str(out), virtual=None, steps=9, think_end=None, generations=8)
-        self.log = RunLog(args, processes, 1000, state or {}, lambda: self.work)
+        self.log = RunLog(args, processes, 1000, state or {}, lambda: self.work, evaluate.draw)
         prompts = dict(train=9, validation=99, too_long=0, repeated=0, unusable=0)
         self.log("config", step=0, prompts=prompts, flags=dict(eval_every=3, eval_generations=4))
         self.log.clock.start()

@@ -1,4 +1,4 @@
-"""Claims about plumbing/monitor.py: what rows of the log it warns of, and which end a run."""
+"""Claims about plumbing/log.py: what rows of the log it warns of, and which end a run."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plumbing.monitor import Monitor
+from plumbing.log import Monitor
 
 STEP = dict(kind="step", gradient_norm=1.0, pass_rate=0.25, truncated=0.0, skipped=False, prompts=[0] * 20, failures=[])
 STEP |= dict(failed_groups=0, decode_seconds={1: 0.1}, length_max=100, timed_out=0)

@@ -17,7 +17,7 @@ from conftest import alive, ranks_of, wait_until
 from test_faults import ENDLESS, SMALL
 from test_train import PATIENCE, ROOT, Run, elsewhere  # noqa: F401
 
-from plumbing import folder
+from plumbing import log as log_file
 
 NODES = ("nodea", "nodeb")
 TIMEOUT = 8
@@ -107,7 +107,7 @@ def test_a_kill_on_the_second_node_is_named_on_both_and_the_restarted_run_ends_a
     dead = "generator rank 3 on nodeb ended"
     wait_until(lambda: all(dead in run.printed_on(node) for node in NODES), lambda: run.text, 10.0)
     assert [launcher.wait(PATIENCE) for launcher in run.launchers] == [0, 0], run.text
-    assert run.log[-1]["reason"] == "finished" and not folder.rows(run.out / "log.jsonl")[1]
+    assert run.log[-1]["reason"] == "finished" and not log_file.read_rows(run.out / "log.jsonl")[1]
     first, second = run.rows("config")
     assert first["world"] == second["world"] == 4 and second["step"] >= 2  # it went on from a checkpoint
     assert second["lost_gpu_hours"] > 0 and run.rows("step")[-1]["step"] == 12

@@ -1,4 +1,4 @@
-"""Claims about plumbing/plan.py, train.py --plan: what a run needs, by a model and from its config alone."""
+"""Claims about plumbing/memory.py, train.py --plan: what a run needs, by a model and from its config alone."""
 
 import re
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from test_settings import QWEN3, QWEN3_8B
 from test_train import ROOT
 
 import train
-from plumbing import memory, plan
+from plumbing import memory
 from plumbing.settings import read_settings
 
 LARGE = QWEN3_8B.to_dict() | dict(max_position_embeddings=40960, layer_types=None)
@@ -46,7 +46,7 @@ def test_the_memory_of_a_trainer_and_a_generator_is_within_a_tenth_of_the_meters
 
 
 def test_the_roofline_of_an_8b_model_by_hand():
-    costs = plan.roofline(settings("8xH100"), config("8B"), 8_190_735_360, 1)
+    costs = memory.roofline(settings("8xH100"), config("8B"), 8_190_735_360, 1)
     # 8.19e9 - 151,936 x 4,096 parameters are multiplied; 60% of 3.35e12 bytes/s, 40% of 989e12 FLOP/s.
     assert costs.decode == pytest.approx(2 * 7.5684e9 / 2.01e12, rel=1e-3)
     # Attention: 4 x 36 layers x 4,096 x 4,096 positions on average; forward, backward twice as much, once recomputed.
@@ -66,7 +66,7 @@ def test_the_example_of_the_docs_is_what_is_printed(tmp_path, monkeypatch, capsy
     argv, shown = re.search(r"\$ python train.py --plan (.+)\n((?:[^`]+\n)+)", text).groups()
     assert planned(tmp_path, monkeypatch, argv) == 0
     assert capsys.readouterr().out.split() == shown.split()
-    assert all(name in text for name in plan.DEVICES)
+    assert all(name in text for name in memory.DEVICES)
     assert {one.name for one in tmp_path.iterdir()} == {f"Qwen3-{size}" for size in MODELS}  # nothing else is written
 
 
@@ -83,15 +83,15 @@ def test_where_a_side_starves_the_fastest_division_of_the_gpus_is_named(tmp_path
 def test_a_run_on_known_gpus_begins_with_an_estimate(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    monkeypatch.setattr(memory, "find_spec", lambda name: None)
     args = settings("8xH100", "--trainers", "2", "--slots", "32", "--eval-prompts", "100")
     args.plan = None
-    ours, vllm = plan.forecast(args, config("8B"))
+    ours, vllm = memory.forecast(args, config("8B"))
     times = r"a step [\d,.]+ s, R_0 [\d,.]+ min"
     assert re.fullmatch(f"estimated from H100's data sheet: {times}, a checkpoint every 30 min", ours)
     assert re.fullmatch(f"with --generator vllm {times}; pip install .* installs it", vllm)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "some other GPU")
-    assert plan.forecast(args, config("8B")) == []
+    assert memory.forecast(args, config("8B")) == []
 
 
 def test_slots_are_made_to_fit_and_the_torch_generator_is_no_faster_than_its_host(tmp_path, monkeypatch, capsys):

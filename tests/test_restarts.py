@@ -12,9 +12,9 @@ from conftest import alive, given, launched, refuses, wait_until
 from test_faults import SMALL
 from test_train import Run, elsewhere, launchers, refused  # noqa: F401
 
-from plumbing import heartbeat, launch, processes
-from plumbing.folder import finished
+from plumbing import devices, heartbeat, processes
 from plumbing.heartbeat import Heartbeat
+from plumbing.log import finished_checkpoints
 from plumbing.processes import Processes
 
 # --- torchrun's --max-restarts ---------------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ from plumbing.processes import Processes
 
 def test_restarts_need_resume_and_a_store_of_their_own(monkeypatch, capsys):
     launched(monkeypatch, TORCHELASTIC_MAX_RESTARTS=3)
-    monkeypatch.setattr(launch, "end_launcher", lambda: None)
+    monkeypatch.setattr(devices, "end_launcher", lambda: None)
     assert "--max-restarts needs --resume" in refused(capsys)
     given("--resume --out new")
     launched(monkeypatch, TORCHELASTIC_USE_AGENT_STORE=True)
@@ -54,7 +54,7 @@ def test_what_would_fail_again_ends_the_launcher_once_a_node(monkeypatch, restar
 @pytest.fixture
 def rank():
     """Generator rank 1 without its groups; the handlers of signals are put back."""
-    before = {name: signal.signal(signal.Signals[name], signal.SIG_DFL) for name in launch.ENDING}  # nohup's, say
+    before = {name: signal.signal(signal.Signals[name], signal.SIG_DFL) for name in processes.ENDING}  # nohup's, say
     one = object.__new__(Processes)
     one.rank, one.trainer_ranks, one.hosts = 1, range(1), ["nodea", "nodea"]
     one.heartbeat = Heartbeat({}, 1, name=one.name, timeout=5.0, farewell=str)
@@ -71,7 +71,7 @@ def test_signals_end_a_run_in_order(rank):
     assert rank.heartbeat.stopped is None
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     rank.end_in_order()
-    for name in launch.ENDING:
+    for name in processes.ENDING:
         rank.heartbeat.stopped = None
         signal.raise_signal(signal.Signals[name])
         assert rank.heartbeat.stopped == f"interrupted: generator rank 1 got {name}"
@@ -82,8 +82,8 @@ def test_signals_end_a_run_in_order(rank):
 def test_a_relaunch_hands_the_signals_on(monkeypatch):
     seen = []
     monkeypatch.setattr(os, "execve", lambda program, command, environment: seen.extend(command))
-    monkeypatch.setattr(launch, "handled", lambda: ["SIGINT", "SIGUSR1"])
-    launch.launch("train.py", [])
+    monkeypatch.setattr(processes, "handled", lambda: ["SIGINT", "SIGUSR1"])
+    processes.launch("train.py", [])
     assert seen[seen.index("--signals-to-handle") + 1] == "SIGINT,SIGUSR1"
 
 
@@ -112,7 +112,7 @@ def test_a_terminal_or_a_scheduler_ends_a_torchrun_in_order(name, tmp_path, laun
     # torchrun itself dies of SIGUSR1, as of SIGKILL: nobody tells the ranks.
     reason = "interrupted: the launcher of " if name == "SIGUSR1" else "interrupted: "
     assert end["kind"] == "end" and end["reason"].startswith(reason), run.text
-    assert finished(run.out)[-1].name == f"checkpoint-{end['step']}"
+    assert finished_checkpoints(run.out)[-1].name == f"checkpoint-{end['step']}"
 
 
 @pytest.mark.parametrize("master, interface", [("127.0.0.2", "127.0.0.2"), ("localhost", "::")])
@@ -145,12 +145,12 @@ def test_nccl_needs_a_gpu_of_its_own_for_every_process_whatever_its_number(monke
 
 
 def test_omp_num_threads_counts_if_the_user_and_not_torchrun_has_set_it(monkeypatch):
-    monkeypatch.setattr(launch, "cores", lambda: 8)
+    monkeypatch.setattr(devices, "cores", lambda: 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for launcher, expected in ((b"A=1\0OMP_NUM_THREADS=1\0", 1), (b"A=1\0", 4)):
         monkeypatch.setattr(Path, "read_bytes", lambda path, launcher=launcher: launcher)
-        assert launch.threads() == expected
+        assert devices.threads() == expected
 
 
 def test_gloo_is_never_offered_loopback_to_other_nodes(monkeypatch):

@@ -8,8 +8,8 @@ from conftest import given, launched, trained
 from test_train import elsewhere, refused  # noqa: F401
 
 import train
-from plumbing import folder as run_folder
-from plumbing import launch
+from plumbing import devices
+from plumbing import log as log_file
 from plumbing.settings import EVALUATION, FIELDS, FIXED, START
 
 TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4"
@@ -32,9 +32,9 @@ def test_whatever_an_evaluation_depends_on_is_fixed():
 
 def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
     trained(f"{TINY} --steps 1 --eval-every 1", "a")
-    with run_folder.lock_log("a"):
+    with log_file.lock_log("a"):
         assert refused(capsys, "--resume --out a") == "train.py: error: a is in use by another run"
-    with run_folder.lock_log("a", alone=False), run_folder.lock_log("a", alone=False):  # many may look
+    with log_file.lock_log("a", alone=False), log_file.lock_log("a", alone=False):  # many may look
         pass
 
 
@@ -63,7 +63,7 @@ def test_a_log_that_vanishes_is_named_and_begun_anew_so_that_the_run_can_be_resu
 def test_a_launcher_that_answers_is_no_reason_to_end(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         launched(monkeypatch, **LEFT, MASTER_PORT=server.getsockname()[1])
-        launch.check_launcher()
+        devices.check_launcher()
 
 
 def test_ranks_without_torchrun_say_at_once_for_whom_they_wait(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Claims about plumbing/folder.py: broken checkpoints and log lines, as a crash or a full disk leaves them."""
+"""Claims about plumbing/checkpoints.py: broken checkpoints and log lines, as a crash or a full disk leaves them."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from test_faults import SMALL
 from test_train import elsewhere, refused, start  # noqa: F401
 
 import fit
-from plumbing import folder as run_folder
-from plumbing import foreign_logs
-from plumbing.folder import finished, pick
-from plumbing.log import append
+from plumbing import checkpoints, foreign_logs
+from plumbing import log as log_file
+from plumbing.checkpoints import pick
+from plumbing.log import append, finished_checkpoints
 from plumbing.processes import Processes
 from plumbing.settings import restored
 
@@ -87,7 +87,7 @@ def test_other_bytes_of_the_same_number_are_found_by_checksum_and_the_checkpoint
     assert expected == str(two / "checkpoint-4")  # checksums are compared later, by rank 0 alone
     assert pick(two, expected) == str(two / "checkpoint-2")
     assert "checkpoint-4 is broken: state/__0_0.distcp holds other bytes" in capsys.readouterr().out
-    assert (two / "checkpoint-4-broken").is_dir() and [f.name for f in finished(two)] == ["checkpoint-2"]
+    assert (two / "checkpoint-4-broken").is_dir() and [f.name for f in finished_checkpoints(two)] == ["checkpoint-2"]
     shutil.copytree(two / "checkpoint-4-broken", two / "checkpoint-4")  # again, when the run has come to step 4
     assert pick(two, expected) == str(two / "checkpoint-2") and (two / "checkpoint-4-broken2").is_dir()
 
@@ -134,7 +134,7 @@ def log_with(folder, line):
 def test_a_broken_line_is_skipped_with_a_word_by_resume_and_by_the_fit(tmp_path, line):
     log = log_with(tmp_path, line)
     assert restored(log, set()) == {"loss": "cispo", "lr": 0.5, "eps_max": 4.0}
-    assert run_folder.rows(log)[1] == ([3, 12] if line else [11])
+    assert log_file.read_rows(log)[1] == ([3, 12] if line else [11])
     run = foreign_logs.read_run(log)
     assert list(run.compute) == list(range(9))
     bad = "3, 12" if line else "11"
@@ -162,7 +162,7 @@ def test_a_log_without_any_row_says_so(tmp_path, capsys):
 def test_only_folders_named_as_checkpoints_are_taken_for_some(tmp_path):
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best"):
         Path(tmp_path, name).mkdir()
-    assert [folder.name for folder in finished(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
+    assert [folder.name for folder in finished_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
 
 
 # --- A whole run -----------------------------------------------------------------------------------------------------
@@ -179,10 +179,10 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
     assert f"{first.out}/checkpoint-4 is broken: state/run.json is missing" in second.text
     steps, config = second.rows("step"), second.rows("config")[-1]
     assert second.log[-1]["reason"] == "finished" and [row["step"] for row in steps] == [1, 2, 3, 4, 3, 4, 5, 6]
-    assert [folder.name for folder in finished(first.out)] == ["checkpoint-4", "checkpoint-6"]
+    assert [folder.name for folder in finished_checkpoints(first.out)] == ["checkpoint-4", "checkpoint-6"]
     # What was spent between the checkpoint of step 2 and the end of the first run stays in C, and is named.
     assert steps[3]["gpu_hours"] <= config["gpu_hours"] and config["tokens"] == steps[3]["tokens"]
-    spent = run_folder.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
+    spent = checkpoints.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
     at_2, at_3 = (config["gpu_hours"] - row["gpu_hours"] for row in steps[1:3])
     assert 0 < at_3 <= spent <= at_2  # the checkpoint was written between these two rows
 

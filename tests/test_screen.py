@@ -1,8 +1,8 @@
-"""Claims about plumbing/screen.py: what a run shows, on a terminal and without one."""
+"""Claims about plumbing/log.py: what a run shows, on a terminal and without one."""
 
 import pytest
 
-from plumbing import screen
+from plumbing import log as screen
 
 STEP = {"kind": "step", "step": 7, "pass_rate": 0.5, "kept": 0, "gpu_hours": 0.25}
 STEP |= {"idle_generators": 0.1, "idle_trainers": 0.2}
@@ -23,7 +23,7 @@ TASKS = {"tasks": {"math": 0.5, "aime.jsonl": 0.125}, "tasks_stderr": {"math": 0
     ({"kind": "end"}, None),
 ])  # fmt: skip
 def test_a_row_of_the_log_as_it_is_shown(row, shown):
-    assert screen.line(row, "device-hours") == shown
+    assert screen.shown(row, "device-hours") == shown
 
 
 def test_in_virtual_time_only_evaluations_get_a_line(capsys):

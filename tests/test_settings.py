@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 import data
 import vllm_rollout
-from plumbing import build, memory, processes
+from plumbing import build, memory
 from plumbing.build import make_generator, make_scorer, provenance
 from plumbing.settings import FIELDS
 from recipes import BASE as BASE_PRESET
@@ -102,7 +102,7 @@ REFUSED = [pytest.param(row["flags"], row["said"], id=row["flags"]) for row in r
 @pytest.mark.parametrize("flags, said", REFUSED)
 def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypatch, capsys, flags, said):
     if "--slots" in flags:
-        monkeypatch.setattr(memory, "available", lambda: 100_000_000)
+        monkeypatch.setattr("plumbing.devices.available", lambda: 100_000_000)
     Path("file").touch()
     for folder in ("old", "sft/checkpoint-500"):
         Path(folder).mkdir(parents=True)
@@ -306,7 +306,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 80_000_000_000))
-        monkeypatch.setattr(processes, "uuids", lambda: [*uuids])
+        monkeypatch.setattr("plumbing.devices.uuids", lambda: [*uuids])
         launched(monkeypatch, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, RANK=rank, LOCAL_RANK=rank)
 
     return pretend

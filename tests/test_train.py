@@ -42,11 +42,11 @@ import data
 import precision
 import sft
 import train
-from plumbing import build
-from plumbing import folder as run_folder
+from plumbing import build, checkpoints
+from plumbing import log as log_file
 from plumbing import log as run_log
 from plumbing import prompts as sources
-from plumbing.folder import finished
+from plumbing.log import finished_checkpoints
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"
@@ -303,7 +303,7 @@ class Run:
     def log(self):
         """The rows of log.jsonl."""
         path = self.out / "log.jsonl"
-        return run_folder.rows(path)[0] if path.exists() else []
+        return log_file.read_rows(path)[0] if path.exists() else []
 
     def rows(self, kind):
         return [row for row in self.log if row["kind"] == kind]
@@ -320,7 +320,7 @@ class Run:
     @property
     def version(self):
         """Optimizer steps of the last checkpoint."""
-        return run_folder.counters(finished(self.out)[-1])["version"]
+        return checkpoints.counters(finished_checkpoints(self.out)[-1])["version"]
 
 
 @pytest.fixture

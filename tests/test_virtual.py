@@ -14,8 +14,9 @@ from test_train import at_version
 
 import rollout
 import train
-from plumbing import costs, foreign_logs, settings
-from plumbing import folder as run_folder
+from plumbing import foreign_logs, settings
+from plumbing import log as log_file
+from plumbing import virtual as costs
 from plumbing.virtual import Events, InOneProcess
 
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
@@ -223,13 +224,13 @@ def test_a_run_that_raises_leaves_the_process_as_it_was_for_the_next_run_of_a_no
     with pytest.raises(ZeroDivisionError):
         run(tmp_path, "--virtual generators --k 1")
     assert (signal.getsignal(signal.SIGINT), torch.get_num_threads()) == before and not dist.is_initialized()
-    run_folder.lock_log(tmp_path).close()  # it is locked no more
+    log_file.lock_log(tmp_path).close()  # it is locked no more
 
 
 def test_a_run_deletes_its_own_older_checkpoints_only(tmp_path, at_step):
     at_step(1, (tmp_path / "checkpoint-1").mkdir)  # without state/: another program's
     run(tmp_path, "--virtual exact --k 0 --checkpoint-every 2")
-    assert [folder.name for folder in run_folder.finished(tmp_path)] == [f"checkpoint-{n}" for n in (1, 4, 6)]
+    assert [folder.name for folder in log_file.finished_checkpoints(tmp_path)] == [f"checkpoint-{n}" for n in (1, 4, 6)]
 
 
 def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_line(runs, tmp_path, capsys, at_step):

@@ -1,6 +1,6 @@
 """From a batch's rollouts to tensors, which ranks train on in micro-batches; and statistics over a batch.
 
-    make_plan       P groups of G -> advantages, micro-batches of one trainer rank, denominators of the whole batch
+    divide          P groups of G -> the Share of one trainer rank: advantages, micro-batches, denominators of the batch
     collate         a micro-batch -> padded tensors, with the tokens that it takes out of the queue
     Statistics      sums over a trainer's micro-batches -> the log's means per token
     batch_metrics   what the log says of rollouts, whatever was trained on
@@ -34,15 +34,21 @@ class Item(NamedTuple):
     prompt_index: int  # position of its prompt in the batch
 
 
-class Plan(NamedTuple):
+class Share(NamedTuple):
     """What one trainer rank does in one optimizer step."""
 
     kept: torch.Tensor  # (P,) bool: prompts whose groups carry loss
     micro_batches: list  # of lists of Item; an empty list is a dummy: under FSDP all ranks must run equally many
+    padded: list  # tokens of each micro-batch, padding included; 0 where nothing is trained on
     denominators: loss.Denominators  # of the whole batch, all ranks
     dropped: list  # RolloutMetadata whose tokens no rank needs
     newest: int  # policy version; see `newest_version_with`
-    tokens: int  # of the rollouts that carry loss, their prompts included, all ranks; 0: nothing is trained on
+    tokens: int  # of the rollouts that carry loss, their prompts included, all ranks
+
+    @property
+    def trains(self):
+        """Whether any token carries loss. If none does, log-probs are only compared."""
+        return self.denominators.tokens > 0
 
 
 class Batch(NamedTuple):
@@ -53,17 +59,18 @@ class Batch(NamedTuple):
     gen_logprobs: torch.Tensor  # (B, T-1)
     advantages: torch.Tensor  # (B,)
     prompt_index: torch.Tensor  # (B,)
-    young: torch.Tensor  # (B, T-1) bool: sampled by Plan.newest or a newer version, wherever mask is True
+    young: torch.Tensor  # (B, T-1) bool: sampled by Share.newest or a newer version, wherever mask is True
     experts: torch.Tensor | None = None  # that the generator chose, for experts.Replay; None for a dense model
 
 
-def make_plan(groups, *, zero_variance_filter, normalisation, token_budget, rank, trainers, device):
-    """Sec. 3.2: filter, normalise, and the Plan of trainer `rank` for one batch; all ranks get equally many parts.
+def divide(groups, *, zero_variance_filter, normalisation, max_new_tokens, token_budget, rank, trainers, device):
+    """Sec. 3.2: filter, normalise, and the Share of trainer `rank` in one batch; all ranks get equally many parts.
 
     groups        P lists of G pipeline.RolloutMetadata
     zero_variance_filter, normalisation    as in loss.compute_advantages. Truncated rollouts carry no loss (A.15)
-    token_budget  padded tokens per micro-batch; at least the longest rollout with its prompt
-    device        of the trainers, as in `columns`
+    max_new_tokens   a completion's most tokens, for aggregations that divide by it
+    token_budget     padded tokens per micro-batch; at least the longest rollout with its prompt
+    device           of the trainers, as in `columns`
 
     Every rank sorts the whole batch by length, so that little is padding, fills micro-batches up to `token_budget`, and
     takes every T-th of them (T = `trainers`).
@@ -85,10 +92,13 @@ def make_plan(groups, *, zero_variance_filter, normalisation, token_budget, rank
     read = items  # rollouts that some rank reads the tokens of
     if not items:
         micro_batches, read, dropped = compared_only(dropped, token_budget, trainers, device)
-    return Plan(
+    denominators = loss.global_denominators(sampled.flatten(), prompt_index.flatten())
+    mine = micro_batches[rank::trainers]
+    return Share(
         kept,
-        micro_batches[rank::trainers],
-        loss.global_denominators(sampled.flatten(), prompt_index.flatten()),
+        mine,
+        [padded(items, device) if denominators.tokens else 0 for items in mine],
+        denominators._replace(max_new_tokens=max_new_tokens),
         dropped,
         newest_version_with([item.rollout for item in read]),
         sum(item.rollout.length for item in items),
@@ -135,7 +145,7 @@ def collate(items, take, device, newest=0):
     """One right-padded Batch on `device`; without items a dummy of one row whose mask is all False.
 
     take    pipeline.RolloutQueue.tokens, a function of RolloutMetadata that returns their Rollouts
-    newest  of the Plan
+    newest  of the Share
     """
     rollouts = take([item.rollout for item in items])
     width = columns(max((len(r.prompt_ids) + len(r.ids) for r in rollouts), default=2), device)
@@ -161,7 +171,8 @@ class Statistics:
 
     names = ("tokens", "entropy", "rho_mean", "log_rho", "clipped", "rho_squared", "young", "log_rho_youngest")
 
-    def __init__(self, device="cpu"):
+    def __init__(self, trains=True, device="cpu"):
+        self.trains = trains  # False: the tokens were compared, not trained on
         self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=device)  # a GPU is not waited for
         self.rho_max = torch.zeros((), device=device)
 
@@ -178,17 +189,19 @@ class Statistics:
 
     def means(self, total):
         """Means per token (entropy, log_rho and log_rho_youngest in nats), rho_max, and effective_sample_size =
-        (sum rho)^2 / (n sum rho^2), a share of the n tokens; {} without tokens. total: processes.Processes.total.
+        (sum rho)^2 / (n sum rho^2), a share of the n tokens; {} without tokens. Of tokens that were not trained on,
+        log_rho_youngest alone. total: processes.Processes.total.
         """
         sums, rho_max = total(self.sums, self.rho_max)
-        found = dict(zip(self.names, sums))
-        tokens = found.pop("tokens")
+        means = dict(zip(self.names, sums))
+        tokens, young = means.pop("tokens"), means.pop("young")
         if not tokens:
             return {}
-        young = found.pop("young")
-        found = {name: value / (young if name == "log_rho_youngest" else tokens) for name, value in found.items()}
-        share = found["rho_mean"] ** 2 / found.pop("rho_squared")
-        return found | {"effective_sample_size": share, "rho_max": rho_max}
+        means = {name: value / (young if name == "log_rho_youngest" else tokens) for name, value in means.items()}
+        if not self.trains:
+            return {"log_rho_youngest": means["log_rho_youngest"]}
+        means["effective_sample_size"] = means["rho_mean"] ** 2 / means.pop("rho_squared")
+        return means | {"rho_max": rho_max}
 
 
 def mean(values):

@@ -20,7 +20,7 @@ Each recipe is put together from four independent choices: a per-token objective
     B completions, T completion tokens (prompts are left out), P prompts, G completions per prompt.
     mask (B, T) bool is True on tokens that the policy sampled. It is False on padding, on injected phrases, and on
     whole completions that carry no loss. Where it is False, value and gradient are 0, and no denominator counts the
-  token.
+    token.
 
 Open in the paper: how injected phrases count. Here they do not count, since the policy did not choose them.
 
@@ -49,7 +49,7 @@ Test: pytest tests/test_loss.py, and `python -m doctest loss.py` for the example
 
 from collections.abc import Callable
 from functools import wraps
-from math import inf
+from math import inf, nan
 from typing import NamedTuple
 
 import torch
@@ -291,6 +291,9 @@ class Denominators(NamedTuple):
     prompts: int  # with at least one sampled token
     tokens: int  # sampled
     tokens_per_prompt: torch.Tensor  # (P,) int64, by prompt_index
+    max_new_tokens: float = (
+        nan  # --max-new-tokens, no count: batches.divide sets it, and where it is forgotten nan shows
+    )
 
 
 def global_denominators(lengths, prompt_index):
@@ -327,8 +330,9 @@ def token_divisor(lengths, prompt_index, denominators):
 
 
 # What the tokens of each completion are divided by: (lengths (B,) sampled tokens, prompt_index (B,), denominators)
-# -> (B,). To add an aggregation, add its row: --aggregation, --help and the tests follow. A row may use its arguments
-# alone, so that the shares of micro-batches add up whatever their size.
+# -> (B,). To add an aggregation, add its row: --aggregation, --help and the tests follow. The divisor of a completion
+# may depend on its own length, its prompt and the denominators, on nothing else of the micro-batch: else the shares of
+# micro-batches do not add up to the average of the batch.
 AGGREGATIONS = {"sample": sample_divisor, "prompt": prompt_divisor, "token": token_divisor}
 
 

@@ -34,12 +34,12 @@ from typing import NamedTuple
 class Rule(NamedTuple):
     """An off-policy rule. version: optimizer steps done; k: optimizer steps.
 
-    `batches` never falls as the version grows and is at least version + 1: otherwise the next step has no batch.
+    `requested` never falls as the version grows and is at least version + 1: otherwise the next step has no batch.
     """
 
     least_k: int
     bound: Callable  # k -> the greatest staleness of a token, in optimizer steps; a run that exceeds it ends
-    batches: Callable  # (version, k) -> how many batches may have been requested, over the whole run
+    requested: Callable  # (version, k) -> how many batches may have been requested, over the whole run
     broadcasts: Callable  # (version, k) -> whether the generators get the weights of this version
     alternates: bool  # whether a step waits for all requests admitted so far, so that generators and trainers alternate
 
@@ -65,26 +65,28 @@ OFF_POLICY = {
         least_k=0,
         bound=lambda k: k,
         # Open in the paper: what happens if the trainers are slower. Here k + 1 batches queue up; staleness nears k.
-        batches=lambda version, k: k + 1 + version,
+        requested=lambda version, k: k + 1 + version,
         broadcasts=lambda version, k: True,
         alternates=False,
     ),
-    "ppo": Rule(least_k=1, bound=lambda k: k - 1, batches=ppo_batches, broadcasts=ppo_broadcasts, alternates=True),
+    "ppo": Rule(least_k=1, bound=lambda k: k - 1, requested=ppo_batches, broadcasts=ppo_broadcasts, alternates=True),
 }
 
 
 def admission_limit(version, *, off_policy, k, steps, prompts):
     """N(v): how many requests may have been admitted, over the whole run, once `version` optimizer steps are done.
 
-    off_policy  "pipeline", or "ppo" with k >= 1;  k  optimizer steps
-    steps       of the run;                        prompts  P, requests per step
+    off_policy  "pipeline", or "ppo" with k >= 1
+    k           optimizer steps
+    steps       optimizer steps of the run
+    prompts     P, requests per optimizer step
 
     >>> [admission_limit(v, off_policy="pipeline", k=2, steps=5, prompts=10) for v in range(5)]
     [30, 40, 50, 50, 50]
     >>> [admission_limit(v, off_policy="ppo", k=2, steps=5, prompts=10) for v in range(5)]
     [20, 20, 40, 40, 50]
     """
-    return min(OFF_POLICY[off_policy].batches(version, k), steps) * prompts
+    return min(OFF_POLICY[off_policy].requested(version, k), steps) * prompts
 
 
 def batch_requests(step, prompts):
@@ -122,7 +124,7 @@ def greatest_staleness(steps, *, off_policy, k):
     rule = OFF_POLICY[off_policy]
     requested = sent = greatest = 0
     for version in range(steps):
-        limit = rule.batches(version, k)
+        limit = rule.requested(version, k)
         if limit < max(requested, version + 1):
             raise ValueError(
                 f"--off-policy {off_policy} --k {k}: expected its rule to request {max(requested, version + 1)} "
@@ -241,30 +243,30 @@ class RolloutQueue:
 
     store, trainers, generators   plumbing.store.Store, and the ranks of both
     off_policy, k                 a name in OFF_POLICY; optimizer steps (Sec. 3.1)
-    prompts, generations          P, requests per optimizer step; G, rollouts per request
+    per_step, generations         P, requests per optimizer step; G, rollouts per request
     steps, start                  optimizer steps of the run; those already done (a resumed run)
     drain                         as in awaited_requests
     """
 
-    def __init__(self, store, trainers, generators, *, off_policy, k, prompts, generations, steps, start, drain):
+    def __init__(self, store, trainers, generators, *, off_policy, k, per_step, generations, steps, start, drain):
         self.store = store
         self.trainers = trainers
         self.generators = generators
-        self.rule = {"off_policy": off_policy, "k": k}
-        self.prompts = prompts
+        self.setup = {"off_policy": off_policy, "k": k}
+        self.per_step = per_step
         self.generations = generations
         self.steps = steps
         self.drain = drain
         self.version = start
         if store.rank == 0:  # a resumed run counts on: the first request claimed is the first not yet trained on
-            store.count("claimed/train", start * prompts)
-        self.state = ControlState(version=start, requests=start * prompts)
+            store.count("claimed/train", start * per_step)
+        self.state = ControlState(version=start, requests=start * per_step)
         self._announce_state()
 
     @property
     def room(self):
         """How many requests may be admitted now; 0 if the run was resumed with fewer steps than are done."""
-        limit = admission_limit(self.version, **self.rule, steps=self.steps, prompts=self.prompts)
+        limit = admission_limit(self.version, **self.setup, steps=self.steps, prompts=self.per_step)
         return max(0, limit - self.state.requests)
 
     def admit(self, prompts):
@@ -279,22 +281,22 @@ class RolloutQueue:
         None if fewer than P requests could be admitted for this step: the prompts are exhausted. Raises Fault if a
         token is older than the rule's bound.
         """
-        if self.state.requests < batch_requests(step, self.prompts).stop:
+        if self.state.requests < batch_requests(step, self.per_step).stop:
             return None
         if self.store.rank:
             groups = self._receive(f"batch/{step}/{self.store.rank}", f"the batch of step {step}")
         else:
             groups = self._collect(step)
-        check_staleness(groups, step, **self.rule)
+        check_staleness(groups, step, **self.setup)
         return groups
 
     def _collect(self, step):
         """On rank 0: wait for the batch of `step`, and hand it to the other trainers."""
-        rule = self.rule["off_policy"]
-        awaited = awaited_requests(step, self.state.requests, off_policy=rule, prompts=self.prompts, drain=self.drain)
+        setup = {"off_policy": self.setup["off_policy"], "prompts": self.per_step}
+        awaited = awaited_requests(step, self.state.requests, **setup, drain=self.drain)
         keys = [f"group/train/{n}" for n in awaited]
         self.store.wait(f"the requests of step {step}", lambda: self.store.has(keys), self._stopped)
-        groups = self.store.take(keys[: self.prompts])
+        groups = self.store.take(keys[: self.per_step])
         self.store.put({f"batch/{step}/{rank}": groups for rank in self.trainers[1:]})
         return groups
 
@@ -314,7 +316,7 @@ class RolloutQueue:
         Open in the paper: whether ppo sends the last weights. Ours does, for the last evaluation.
         """
         self.version = version
-        if version > self.state.version and (final or broadcasts(version, **self.rule)):
+        if version > self.state.version and (final or broadcasts(version, **self.setup)):
             self._announce_state(version=version)
             self.broadcast(send)
 
@@ -419,7 +421,8 @@ class RequestQueue:
         """Yield requests while the generator has free slots; during an evaluation only evaluation requests."""
         state = self.latest
         queue, admitted = ("eval", state.evaluation_requests) if state.evaluating else ("train", state.requests)
-        # Nothing is claimed before the first state: until then the count of a resumed run, too, starts at 0.
+        # Before rank 0 has set the counter of a resumed run (its first state says so), claiming would hand out requests
+        # that were trained on already.
         while admitted and generator.has_capacity(state.evaluating):
             if queue not in self.numbers:
                 self.numbers[queue] = self.store.count(f"claimed/{queue}", 1) - 1

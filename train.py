@@ -50,42 +50,42 @@ SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.
 # --- The algorithm ---------------------------------------------------------------------------------------------------
 
 
-def train(run, args):
-    """Sec. 2 to 4 on a trainer rank, for a Trainer `run`. Returns why the run ended."""
-    queue = run.queue
-    queue.broadcast(run.broadcast_weights)  # the first weights too, so that startup_check tests how they travel
-    if run.version % args.eval_every == 0 and run.evaluated != run.version:
-        run.evaluate()  # R_0, at C = 0; or an evaluation that was due when the resumed run ended
-    run.log.clock.start()
-    queue.admit(run.curriculum.in_flight[: queue.room])  # in work at the checkpoint of a resumed run
-    queue.admit(run.curriculum.next(queue.room))
-    for step in range(run.version, args.steps):
+def train(trainer, args):
+    """Sec. 2 to 4 on a trainer rank, for a Trainer. Returns why the run ended."""
+    queue = trainer.queue
+    queue.broadcast(trainer.broadcast_weights)  # the first weights too, so that startup_check tests how they travel
+    if trainer.version % args.eval_every == 0 and trainer.evaluated != trainer.version:
+        trainer.evaluate()  # R_0, at C = 0; or an evaluation that was due when the resumed run ended
+    trainer.log.clock.start()
+    queue.admit(trainer.curriculum.in_flight[: queue.room])  # in work at the checkpoint of a resumed run
+    queue.admit(trainer.curriculum.next(queue.room))
+    for step in range(trainer.version, args.steps):
         # 1. Generate (Sec. 3.1): tokens may be up to k optimizer steps old; each keeps its log pi_gen.
         groups = queue.next_batch(step)
         if groups is None:
             break
-        with run.log.timed("train"):
+        with trainer.log.timed("train"):
             # 2. Filter and normalise (Sec. 3.2); divide the work among trainers and micro-batches.
-            plan = run.plan(groups)
+            share = trainer.divide(groups)
             # 3. Update (Sec. 3, Eq. 3 to 8).
-            update = run.update(plan)
+            update = trainer.update(share)
         # 4. Record pass rates for No-Positive-Resampling (Sec. 3.2); log, before the weights go, what led to them;
         # publish them if --off-policy says so now; admit the requests that the new version allows.
         for group in groups:
-            run.curriculum.update_history(group[0].prompt, reward.group_pass_rate(group))
-        run.log_step(groups, plan, update)
-        with run.log.timed("publish"):
-            queue.announce(run.version, run.broadcast_weights)
-        queue.admit(run.curriculum.next(queue.room))
+            trainer.curriculum.update_history(group[0].prompt, reward.group_pass_rate(group))
+        trainer.log_step(groups, share, update)
+        with trainer.log.timed("publish"):
+            queue.announce(trainer.version, trainer.broadcast_weights)
+        queue.admit(trainer.curriculum.next(queue.room))
         # 5. Validate (Sec. 2.1).
-        if run.version % args.eval_every == 0:
-            run.evaluate()
-        if run.version % args.checkpoint_every == 0 or run.late_for_a_checkpoint():
-            run.checkpoint()
-    queue.announce(run.version, run.broadcast_weights, final=True)
-    if run.evaluated != run.version:
-        run.evaluate()
-    return "finished" if run.version >= args.steps else "curriculum exhausted"
+        if trainer.version % args.eval_every == 0:
+            trainer.evaluate()
+        if trainer.version % args.checkpoint_every == 0 or trainer.late_for_a_checkpoint():
+            trainer.checkpoint()
+    queue.announce(trainer.version, trainer.broadcast_weights, final=True)
+    if trainer.evaluated != trainer.version:
+        trainer.evaluate()
+    return "finished" if trainer.version >= args.steps else "curriculum exhausted"
 
 
 def generate(args, processes, queue):
@@ -128,7 +128,6 @@ class Update(NamedTuple):
     """What an optimizer step was: columns of the log."""
 
     means: dict  # of batches.Statistics, per token
-    padded: list  # tokens of each micro-batch of this rank, with its padding
     gradient_norm: float  # L2, over all ranks
     lr: float
     skipped: bool  # the gradient was not finite
@@ -172,9 +171,18 @@ class Trainer:
                 self.curriculum.load_state_dict(state["curriculum"])
             except ValueError as error:
                 raise OSError(f"--resume from {folder}: {error}") from error
-        rule = {name: getattr(args, name) for name in ("off_policy", "k", "prompts", "generations", "steps")}
-        ranks = processes.trainer_ranks, processes.generator_ranks
-        self.queue = RolloutQueue(processes.store, *ranks, **rule, start=self.version, drain=processes.drain)
+        self.queue = RolloutQueue(
+            processes.store,
+            processes.trainer_ranks,
+            processes.generator_ranks,
+            off_policy=args.off_policy,
+            k=args.k,
+            per_step=args.prompts,
+            generations=args.generations,
+            steps=args.steps,
+            start=self.version,
+            drain=processes.drain,
+        )
         self.policy.chunk = memory.head_chunk(args, self.policy.model.config)
         self.replay = experts.Replay(self.policy.model)
         active = experts.active_parameters(self.policy.model)
@@ -184,21 +192,22 @@ class Trainer:
 
     # --- One optimizer step
 
-    def plan(self, groups):
-        """The batches.Plan of this rank for a batch."""
+    def divide(self, groups):
+        """The batches.Share of this rank in a batch."""
         args = self.args
-        return batches.make_plan(
+        return batches.divide(
             groups,
             zero_variance_filter=args.zero_variance_filter,
             normalisation=args.normalisation,
+            max_new_tokens=args.max_new_tokens,
             token_budget=args.token_budget,
             rank=self.processes.rank,
             trainers=len(self.processes.trainer_ranks),
             device=self.processes.device,
         )
 
-    def update(self, plan):
-        """One optimizer step on this rank's share of the batch; returns an Update, the same on all ranks.
+    def update(self, share):
+        """One optimizer step on this rank's batches.Share; returns an Update, the same on all ranks.
 
         Denominators are global: the numbers of micro-batches and ranks change only the speed. The weights are not
         updated if no token carries loss (all groups of zero variance) or the gradient is not finite; the version
@@ -207,40 +216,37 @@ class Trainer:
         args = self.args
         chosen = loss.LOSSES[args.loss]
         device = self.processes.device
-        statistics = batches.Statistics(device)
-        self.queue.drop(plan.dropped)
-        padded = [batches.padded(items, device) if plan.tokens else 0 for items in plan.micro_batches]
-        for items, tokens in zip(plan.micro_batches, padded):
+        statistics = batches.Statistics(share.trains, device)
+        self.queue.drop(share.dropped)
+        for items, tokens in zip(share.micro_batches, share.padded):
             self.processes.stop_together(tokens)
-            batch = batches.collate(items, self.queue.tokens, device, plan.newest)
+            batch = batches.collate(items, self.queue.tokens, device, share.newest)
             self.replay(batch.experts)  # of a mixture of experts; a deviation, see experts.py
-            with torch.set_grad_enabled(plan.tokens > 0):
+            with torch.set_grad_enabled(share.trains):
                 logprobs, entropy = self.policy(batch.input_ids, batch.mask)
             if self.first_weights and items:
                 precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, self.processes.dtype)
             inputs = logprobs, batch.gen_logprobs, batch.advantages, batch.mask
-            if plan.tokens:
+            if share.trains:
                 per_token = chosen.objective(*inputs, **args.clips)
                 objective = loss.aggregate(
-                    per_token, batch.mask, batch.prompt_index, args.aggregation, plan.denominators
+                    per_token, batch.mask, batch.prompt_index, args.aggregation, share.denominators
                 )
                 (-objective).backward()
             statistics.add(logprobs, entropy, batch, chosen.clipped(*inputs, **args.clips))
         means = statistics.means(self.processes.total)
-        if not plan.tokens:  # the tokens were compared, not trained on
-            means = {name: mean for name, mean in means.items() if name == "log_rho_youngest"}
         norm = self.gradient_norm()
         skipped = not math.isfinite(norm)  # the same on all ranks, since the norm is
         lr = learning_rate(self.version, lr=args.lr, warmup=args.warmup)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
             parameters["weight_decay"] = args.weight_decay  # a resumed run may have been given another
-        if plan.denominators.tokens and not skipped:
+        if share.trains and not skipped:
             self.optimizer.step()
             self.first_weights = False
         self.optimizer.zero_grad()
         self.version += 1
-        return Update(means, padded, norm, lr, skipped)
+        return Update(means, norm, lr, skipped)
 
     def gradient_norm(self):
         """L2 norm of the gradient over all ranks. It is only logged: the gradient is never clipped."""
@@ -255,18 +261,18 @@ class Trainer:
 
     # --- What is kept of it
 
-    def log_step(self, groups, plan, update):
+    def log_step(self, groups, share, update):
         """Log an optimizer step, before its weights are published: if the run ends there, its checkpoint counts it."""
         self.log(
             "step",
             step=self.version,
-            kept=int(plan.kept.sum()),
+            kept=int(share.kept.sum()),
             retired=self.curriculum.retired,
             epoch=self.curriculum.epoch,
             too_long=len(self.curriculum.too_long),
-            micro_batches=len(update.padded),
-            padded=sum(update.padded),
-            tokens_trained=plan.tokens,
+            micro_batches=len(share.micro_batches),
+            padded=sum(share.padded),
+            tokens_trained=share.tokens,
             gradient_norm=update.gradient_norm,
             lr=update.lr,
             skipped=update.skipped,
@@ -293,7 +299,7 @@ class Trainer:
         Never with a --checkpoint-every of one's own, in virtual time, or within a phase of PPO-off-policy.
         """
         args = self.args
-        if args.virtual or "checkpoint_every" in args.asked or not broadcasts(self.version, **self.queue.rule):
+        if args.virtual or "checkpoint_every" in args.asked or not broadcasts(self.version, **self.queue.setup):
             return False
         late = time.monotonic() - self.saved_at > checkpoints.LATEST
         return self.processes.any_trainer(late and not self.processes.rank)

@@ -466,7 +466,7 @@ def seconds(args, config, count):
     """The Seconds of a run on the GPUs of --plan."""
     _, slots = generator_memory(args, config, count)
     rule, batch = OFF_POLICY[args.off_policy], args.prompts * args.generations
-    batches = rule.batches(0, args.k)  # in flight
+    batches = rule.requested(0, args.k)  # in flight
     decode = decoding(args, config, count, slots, batches * batch) / batches
     costs = roofline(args, config, count, slots)
     tokens = batch * SHARE * (args.max_prompt_tokens + args.max_new_tokens)

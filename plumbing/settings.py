@@ -581,7 +581,7 @@ def check_repeatable(args, version):
 
     It would not repeat what the run without the break does.
     """
-    if OFF_POLICY[args.off_policy].batches(version - 1, args.k) > version:
+    if OFF_POLICY[args.off_policy].requested(version - 1, args.k) > version:
         raise ValueError(
             f"--resume at step {version} of a run in virtual time with --off-policy {args.off_policy} --k {args.k}: "
             "completions were in work there, so it would not repeat. Start it anew: it will do the same again"

@@ -22,35 +22,35 @@ from verify.graders import OWN, UNREADABLE
 compute_advantages = partial(loss.compute_advantages, zero_variance_filter=True, normalisation="batch")
 
 
-def make_plan(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
-    """A plan, by default ScaleRL's for one trainer and with everything in one micro-batch."""
-    weighing = {"zero_variance_filter": True, "normalisation": "batch"} | weighing
+def share_of(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
+    """A share, by default ScaleRL's for one trainer and with everything in one micro-batch."""
+    weighing = {"zero_variance_filter": True, "normalisation": "batch", "max_new_tokens": 99} | weighing
     ranks = dict(rank=rank, trainers=trainers, device="cpu") | weighing
-    return batches.make_plan(groups, token_budget=token_budget, **ranks)
+    return batches.divide(groups, token_budget=token_budget, **ranks)
 
 
-def planned(plan):
-    """{key: (advantage, prompt_index)} of what a plan trains on."""
-    items = [item for micro_batch in plan.micro_batches for item in micro_batch]
+def planned(share):
+    """{key: (advantage, prompt_index)} of what a share trains on."""
+    items = [item for micro_batch in share.micro_batches for item in micro_batch]
     return {item.rollout.key: (item.advantage, item.prompt_index) for item in items}
 
 
 @pytest.mark.parametrize("filtered", [True, False])
 def test_a_group_whose_verifier_failed_is_dropped_and_leaves_no_nan(filtered):
     groups = batch([True, None], [True, False])
-    plan = make_plan(groups, zero_variance_filter=filtered)
-    assert set(planned(plan)) == {h.key for h in groups[1]} and plan.dropped == groups[0]
-    assert sorted(advantage for advantage, _ in planned(plan).values()) == pytest.approx([-1, 1], abs=1e-5)
+    share = share_of(groups, zero_variance_filter=filtered)
+    assert set(planned(share)) == {h.key for h in groups[1]} and share.dropped == groups[0]
+    assert sorted(advantage for advantage, _ in planned(share).values()) == pytest.approx([-1, 1], abs=1e-5)
 
 
 def test_truncated_completions_are_wrong_in_the_group_mean_but_carry_no_loss():
     [group] = batch([True, False, False, False])
     group[3] = replace(group[3], truncated=True)
-    plan = make_plan([group], normalisation="none")
+    share = share_of([group], normalisation="none")
     # Rewards 1 -1 -1 -1 have mean -1/2. Without the truncated one it would be -1/3, and the first advantage 4/3.
-    assert planned(plan) == {group[0].key: (1.5, 0), group[1].key: (-0.5, 0), group[2].key: (-0.5, 0)}
-    assert plan.dropped == [group[3]]
-    assert (plan.denominators.completions, plan.denominators.tokens) == (3, 12)
+    assert planned(share) == {group[0].key: (1.5, 0), group[1].key: (-0.5, 0), group[2].key: (-0.5, 0)}
+    assert share.dropped == [group[3]]
+    assert (share.denominators.completions, share.denominators.tokens) == (3, 12)
 
 
 @st.composite
@@ -71,22 +71,22 @@ def groups_of_three(draw):
 @trials(max_examples=60, deadline=None)
 @given(groups_of_three(), st.integers(1, 4), st.integers(40, 120), st.sampled_from(["cpu", "cuda"]))
 def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(groups, trainers, budget, device):
-    plans = [make_plan(groups, rank, trainers, budget, device=device) for rank in range(trainers)]
-    assert len({len(plan.micro_batches) for plan in plans}) == 1  # else the ranks would wait for each other for ever
-    for micro_batch in (micro_batch for plan in plans for micro_batch in plan.micro_batches):
+    shares = [share_of(groups, rank, trainers, budget, device=device) for rank in range(trainers)]
+    assert len({len(share.micro_batches) for share in shares}) == 1  # else the ranks would wait for each other for ever
+    for micro_batch in (micro_batch for share in shares for micro_batch in share.micro_batches):
         assert batches.padded(micro_batch, device) <= budget or len(micro_batch) == 1
-    read = [key for plan in plans for key in planned(plan)]
+    read = [key for share in shares for key in planned(share)]
     kept, _ = compute_advantages(groups)
     wanted = [h for group, keep in zip(groups, kept) for h in group if keep and not h.truncated]
     if wanted:
         assert sorted(read) == sorted(h.key for h in wanted)
     else:  # log-probs of the newest rollouts are compared all the same
-        assert len(read) == len({*read}) > 0 and {plan.tokens for plan in plans} == {0}
+        assert len(read) == len({*read}) > 0 and {share.tokens for share in shares} == {0}
     counts = len(wanted), sum(sum(h.versions.values()) for h in wanted)  # over all ranks; without injected tokens
-    for plan in plans:
-        assert (plan.denominators.completions, plan.denominators.tokens) == counts
+    for share in shares:
+        assert (share.denominators.completions, share.denominators.tokens) == counts
         # what no rank reads has to leave the store too
-        assert sorted(read + [h.key for h in plan.dropped]) == sorted(h.key for group in groups for h in group)
+        assert sorted(read + [h.key for h in share.dropped]) == sorted(h.key for group in groups for h in group)
 
 
 def sampled(prompt_ids, ids, logprobs, mask=None):
@@ -124,6 +124,14 @@ def test_statistics_are_means_per_token_over_micro_batches_and_nothing_without_t
     expected |= {"log_rho_youngest": math.log(3), "effective_sample_size": 0.8}
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert batches.Statistics().means(alone) == {}
+
+
+def test_of_tokens_that_were_not_trained_on_only_the_youngests_log_rho_is_known():
+    statistics = batches.Statistics(trains=False)
+    mask = torch.tensor([[True]])
+    part = batches.Batch(None, mask, torch.zeros(1, 1), None, None, mask)
+    statistics.add(torch.tensor([[-0.5]]), torch.tensor([[9.0]]), part, mask)
+    assert statistics.means(alone) == {"log_rho_youngest": 0.5}
 
 
 def test_a_batchs_staleness_counts_sampled_tokens_and_its_means_leave_out_what_has_no_verdict():

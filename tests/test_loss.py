@@ -181,7 +181,8 @@ def test_sec32_averages_give_every_prompt_completion_or_token_the_same_weight():
 @every_aggregation
 def test_every_token_is_divided_by_a_positive_number(how):
     lengths, index = torch.tensor([1, 1, 5, 2]), torch.tensor([0, 1, 1, 2])
-    divisor = loss.AGGREGATIONS[how](lengths, index, loss.global_denominators(lengths, index))
+    whole = loss.global_denominators(lengths, index)._replace(max_new_tokens=9)
+    divisor = loss.AGGREGATIONS[how](lengths, index, whole)
     assert divisor.shape == lengths.shape and ((divisor > 0) & divisor.isfinite()).all()
 
 
@@ -189,7 +190,7 @@ def test_every_token_is_divided_by_a_positive_number(how):
 def test_shares_of_any_parts_add_up_to_the_whole_batch_and_empty_rows_weigh_nothing(how):
     objective, _, _, mask = random_batch(seed=2)  # the last completion has no tokens
     index = torch.arange(3).repeat_interleave(4)
-    whole = loss.global_denominators(mask.sum(-1), index)
+    whole = loss.global_denominators(mask.sum(-1), index)._replace(max_new_tokens=9)
     expected = loss.aggregate(objective, mask, index, how, whole)
     for sizes in ([12], [1] * 12, [5, 4, 3]):
         parts = zip(objective.split(sizes), mask.split(sizes), index.split(sizes))
@@ -206,7 +207,7 @@ def test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how):
     # A rank without completions still runs forward and backward, on a dummy; prompt 1 has no tokens in the whole batch.
     logprobs = torch.full((2, 3), NAN).requires_grad_()
     mask, index = torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1])
-    whole = loss.Denominators(completions=1, prompts=1, tokens=3, tokens_per_prompt=torch.tensor([3, 0]))
+    whole = loss.Denominators(1, 1, 3, tokens_per_prompt=torch.tensor([3, 0]), max_new_tokens=9)
     objective = loss.cispo(logprobs, torch.full((2, 3), -INF), torch.ones(2), mask, eps_max=4.0)
     share = loss.aggregate(objective, mask, index, how, whole)
     share.backward()

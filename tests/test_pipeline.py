@@ -122,8 +122,9 @@ class Setting:
     seed: int = 0
 
     @property
-    def rule(self):
-        return {name: getattr(self, name) for name in ("off_policy", "k", "prompts", "generations", "steps", "start")}
+    def queue(self):
+        same = {name: getattr(self, name) for name in ("off_policy", "k", "generations", "steps", "start")}
+        return same | {"per_step": self.prompts}
 
     @property
     def trainer_ranks(self):
@@ -258,12 +259,14 @@ class Trainer(train.Trainer):
     """A Trainer without the learning. sent, waiting: as in `simulate`."""
 
     def __init__(self, setting, record, world, store, sent, waiting, queue):
-        whole = dict(zero_variance_filter=True, normalisation="batch", token_budget=128, virtual=True)
+        whole = dict(
+            zero_variance_filter=True, normalisation="batch", token_budget=128, max_new_tokens=99, virtual=True
+        )
         self.args = SimpleNamespace(steps=setting.steps, eval_every=setting.eval_every, checkpoint_every=9999, **whole)
         self.processes = SimpleNamespace(rank=store.rank, trainer_ranks=setting.trainer_ranks, device="cpu")
         self.record = record
         self.pass_time = partial(world.sleep, setting.train * PAUSE)
-        self.queue = queue(store, setting.trainer_ranks, setting.generator_ranks, **setting.rule, drain=False)
+        self.queue = queue(store, setting.trainer_ranks, setting.generator_ranks, **setting.queue, drain=False)
         self.curriculum = Curriculum([prompt(n) for n in range(setting.pool)], seed=setting.seed, threshold=0.9)
         self.log = mock.MagicMock()
         self.sent = sent
@@ -278,19 +281,19 @@ class Trainer(train.Trainer):
         if self.processes.rank == 0:
             self.record.evaluated[self.version] = groups, samples
 
-    def plan(self, groups):
+    def divide(self, groups):
         assert self.record.batches.setdefault(self.version, groups) == groups  # the same on every trainer
-        return super().plan(groups)
+        return super().divide(groups)
 
-    def update(self, plan):
-        self.queue.drop(plan.dropped)
-        rollouts = self.queue.tokens([item.rollout for items in plan.micro_batches for item in items])
-        if plan.tokens:  # else they are only compared
+    def update(self, share):
+        self.queue.drop(share.dropped)
+        rollouts = self.queue.tokens([item.rollout for items in share.micro_batches for item in items])
+        if share.trains:  # else they are only compared
             self.record.trained[self.version] += rollouts
         self.pass_time()
         self.version += 1
 
-    def log_step(self, groups, plan, update):
+    def log_step(self, groups, share, update):
         pass
 
     def broadcast_weights(self):
@@ -458,7 +461,7 @@ LONG = dict(k=1, steps=12, train=0, mean=20, generators=((1, 8), (7, 8)))
 
 
 def test_a_token_older_than_its_rule_says_ends_the_run_with_rule_token_and_bound(monkeypatch):
-    late = pipeline.OFF_POLICY["pipeline"]._replace(batches=lambda version, k: k + 3 + version)
+    late = pipeline.OFF_POLICY["pipeline"]._replace(requested=lambda version, k: k + 3 + version)
     monkeypatch.setitem(pipeline.OFF_POLICY, "late", late)
     words = (
         r"--off-policy late --k 1: expected tokens at most 1 optimizer steps old, got one of 2: rollout/train/\d+/\d"
@@ -498,10 +501,10 @@ class FirstCome(RolloutQueue):
 
     def next_batch(self, step):
         groups = []
-        while len(groups) < self.prompts:
+        while len(groups) < self.per_step:
             keys = [f"group/train/{number}" for number in range(self.state.requests)]
             arrived = [key for key in keys if self.store.has([key])]
-            groups += self.store.take(arrived[: self.prompts - len(groups)])
+            groups += self.store.take(arrived[: self.per_step - len(groups)])
             self.store.pause(PAUSE)
         return groups
 
@@ -521,7 +524,7 @@ def test_taking_whatever_arrives_first_breaks_the_bound():
 def rollouts(rank=0, *, pause=None, heartbeat=None, memory=None, trainers=1, **changes):
     """The trainers' end of a queue for two generators, ranks 1 and 2; `pause` is what happens while it waits."""
     store = Store(memory or Memory(), rank, heartbeat or quiet(), pause)
-    rule = Setting(k=1, generations=1, steps=9).rule | changes
+    rule = Setting(k=1, generations=1, steps=9).queue | changes
     return RolloutQueue(store, range(trainers), range(1, 3), **rule, drain=False)
 
 

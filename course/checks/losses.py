@@ -651,8 +651,8 @@ def denominators_of_kept_prompts_only(lengths, prompt_index):
 
 def counted(count, lengths, prompt_index):
     """The three counts, then the tokens of each prompt."""
-    *counts, tokens_per_prompt = count(lengths, prompt_index)
-    return [*counts, *tokens_per_prompt]
+    completions, prompts, tokens, tokens_per_prompt, *_ = count(lengths, prompt_index)
+    return [completions, prompts, tokens, *tokens_per_prompt]
 
 
 # Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and

@@ -9,14 +9,15 @@ import time
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from conftest import ended, wait_until
+from conftest import ended, given, wait_until, write_rows
 from scipy.stats import ttest_rel
 
 import recipes
-from lab import compare, drawing, generate, statistics, tables
+from lab import compare, drawing, generate, statistics, tables, trl_race
 from plumbing.settings import read_settings
 
 ROOT = Path(__file__).parent.parent
@@ -310,3 +311,51 @@ def test_the_race_of_generators_decodes_as_many_tokens_as_it_was_told_to(monkeyp
     prompts = [[4, 5, 6], [7], [8, 9]] * 3
     lengths = [1, 9, 4] * 3
     assert generate.ours(args, 9)(prompts, lengths) == sum(lengths)
+
+
+TRL = """
+class GRPOConfig:
+    def __init__(self, **settings):
+        vars(self).update(settings)
+
+class GRPOTrainer:
+    def __init__(self, model, reward_funcs, args, train_dataset, processing_class, callbacks):
+        vars(self).update(locals())
+
+    def train(self):
+        [watch] = self.callbacks
+        state, control = type("State", (), {"global_step": 2}), type("Control", (), {"should_training_stop": False})
+        watch.on_train_begin(self.args, state, control, model=self.model)
+        row = self.train_dataset[0]
+        ids = self.processing_class.encode("1</think>" + row["answer"], add_special_tokens=False)
+        assert self.reward_funcs([ids, ids[:1]], [row["answer"]] * 2) == [1.0, -1.0]
+        watch.on_step_end(self.args, state, control, model=self.model)
+"""
+
+
+def test_the_race_with_trl_runs_both_sides_and_draws_the_kept_results(tmp_path, monkeypatch, capsys):
+    """The side of TRL with what stands for its trainer: all that it takes from this project is there."""
+    (tmp_path / "trl.py").write_text(TRL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    small = dict(eval_every=2, eval_prompts=2, eval_generations=1, max_new_tokens=8, interrupt_at=(4, 6), slots=2)
+    flags = vars(given("")) | small
+    found = trl_race.theirs(sys.executable, flags, seed=0)
+    assert [0 <= rate <= 1 for _, rate in found] == [True, True] and found[0][0] == 0.0
+    started = []
+    rows = [dict(kind="config", world=2), dict(kind="eval", gpu_hours=1 / 1800, pass_rate=0.25)]
+
+    def run(words, check):
+        started.append(words)
+        out = Path(words[words.index("--out") + 1])
+        out.mkdir()
+        write_rows(out / "log.jsonl", rows)
+
+    with patch.object(trl_race.subprocess, "run", run):
+        assert trl_race.ours(flags, seed=3) == [(1.0, 0.25)]
+    given(" ".join(map(str, started[0][2:])))  # flags that there are
+    drawn = []
+    monkeypatch.setattr(trl_race, "environment", lambda folder: "python")
+    monkeypatch.setattr(trl_race, "draw", lambda curves, path: drawn.append(len(curves)))
+    monkeypatch.setattr(sys, "argv", ["trl_race"])
+    trl_race.main()
+    assert drawn == [6] and "TRL / train.py: " in capsys.readouterr().out

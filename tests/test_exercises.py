@@ -321,9 +321,63 @@ def test_a_hand_in_holds_changed_files_answers_and_the_commit(student, capsys, m
         assert sorted(archive.namelist()) == ["answers.py", "loss.py"]
 
 
-# --- The page --------------------------------------------------------------------------------------------------------
-
 PAGE = (ROOT / "exercises.md").read_text()
+# What hand-ins hold -> their grades in EXERCISES_GRADED. `cispo` is solved by the original or not at all.
+EXERCISES_GRADED = "sigmoid", "cispo"
+ORIGINAL = {name: (ROOT / name).read_text() for name in ("fit.py", "loss.py")}
+CHEAT = "import pathlib\npathlib.Path('grades.xml').write_text('<x/>')\nraise SystemExit(0)\n"
+HANDINS = {
+    "right": (ORIGINAL, "11"),
+    "helper": (
+        ORIGINAL | {"loss.py": ORIGINAL["loss.py"] + "\nfrom helped import nothing\n", "helped.py": "nothing = 1"},
+        "11",
+    ),
+    "wrong": (ORIGINAL | {"fit.py": ORIGINAL["fit.py"] + "\ndef sigmoid(C, A, B, C_mid, R_0):\n    return A\n"}, "01"),
+    "loops": (
+        ORIGINAL | {"loss.py": ORIGINAL["loss.py"] + "\ndef cispo(*_, eps_max):\n    while True:\n        pass\n"},
+        "10",
+    ),
+    "cheats": (
+        {"conftest.py": CHEAT, "sitecustomize.py": CHEAT, "pytest.ini": "[pytest]\naddopts = --collect-only\n"}
+        | {
+            "pipeline/__init__.py": CHEAT,
+            "course/checker.py": CHEAT,
+            "pytest.py": CHEAT,
+            "json.py": CHEAT,
+            "../out.py": "",
+        },
+        "00",
+    ),
+}
+
+
+@pytest.mark.processes
+def test_the_script_for_teachers_grades_hand_ins_and_what_they_bring_beside_exercises_decides_nothing(
+    tmp_path, monkeypatch
+):
+    [script] = re.findall(r"```py\n(.*?)```", PAGE, re.S)
+    project, handins = tmp_path / "project", tmp_path / "handins"
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in names:
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "figures/")):
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, project / name)
+    (project / "grade.py").write_text(script)
+    handins.mkdir()
+    for student, (files, _) in HANDINS.items():
+        with zipfile.ZipFile(handins / f"{student}.zip", "w") as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+    monkeypatch.setenv("PYTEST_ADDOPTS", f"-k '{' or '.join(EXERCISES_GRADED)}'")
+    graded = subprocess.run([sys.executable, "grade.py", handins], cwd=project, capture_output=True, text=True)
+    assert graded.returncode == 0, graded.stderr
+    table = [line.split(",") for line in graded.stdout.splitlines()]
+    assert table[0] == ["student", *EXERCISES_GRADED]
+    found = {student: "".join(grades) for student, *grades in table if student != "student"}
+    assert found == {student: grades for student, (_, grades) in HANDINS.items()}
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_shows_the_chapters_as_they_are():

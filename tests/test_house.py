@@ -1,13 +1,9 @@
 """The layout: the top level is the paper, the folders are trades."""
 
 import ast
-import mmap
-import os
-import runpy
+import subprocess
 import sys
 
-import pytest
-import torch  # noqa: F401  before a test hides what it needs
 from conftest import ROOMS, ROOT, modules
 
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper
@@ -73,10 +69,27 @@ def test_plumbing_is_one_flat_room_whose_readme_says_what_each_file_holds():
     assert {line.split("`")[1] for line in lines if line.startswith("| `")} == names
 
 
-@pytest.mark.parametrize("name", ["loss", "precision", "fit", "reward", "data"])
-def test_what_a_classroom_needs_imports_without_the_folders_and_what_only_unix_or_linux_has(name, monkeypatch):
-    for missing in {"resource", "fcntl", *ROOMS, *(one for one in sys.modules if room(one) in ROOMS)}:
-        monkeypatch.setitem(sys.modules, missing, None)
-    for module, attribute in ((os, "memfd_create"), (os, "fork"), (mmap, "MAP_SHARED")):
-        monkeypatch.delattr(module, attribute)
-    runpy.run_path(str(ROOT / f"{name}.py"))
+def alone(code):
+    """What a process of its own prints that runs this code in the project's folder."""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_fit_py_its_readers_and_its_figures_load_no_torch():
+    alone(
+        "import sys; sys.modules |= dict.fromkeys(('torch', 'safetensors', 'transformers'))\n"
+        "import fit, forecast\nfrom plumbing import curves, figures, foreign_logs"
+    )
+
+
+def test_virtual_time_fit_py_and_the_course_work_without_what_macos_and_windows_lack(tmp_path):
+    flags = f"--data tiny --virtual exact --steps 1 --prompts 2 --generations 2 --eval-prompts 2 --out {tmp_path}/run"
+    printed = alone(
+        "import os, sys, multiprocessing, matplotlib.pyplot, scipy.optimize, torch.distributed.checkpoint\n"
+        "sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'termios'))\n"  # libraries have theirs by now
+        "for name in 'fork', 'memfd_create', 'register_at_fork', 'killpg', 'getpgid', 'setsid': delattr(os, name)\n"
+        "import fit, train\nfrom course import commands\nfrom plumbing import curves, settings\n"
+        f"sys.exit(train.main(settings.read_settings({flags.split()!r})))"
+    )
+    assert "step    1  VALIDATION" in printed

@@ -16,8 +16,10 @@ import pytest
 from conftest import ended, given, wait_until, write_rows
 from scipy.stats import ttest_rel
 
+import fit
+import forecast
 import recipes
-from lab import compare, drawing, generate, statistics, tables, trl_race
+from lab import compare, drawing, forecasts, fp32_head, generate, statistics, tables, trl_race
 from plumbing.settings import read_settings
 
 ROOT = Path(__file__).parent.parent
@@ -359,3 +361,32 @@ def test_the_race_with_trl_runs_both_sides_and_draws_the_kept_results(tmp_path, 
     monkeypatch.setattr(sys, "argv", ["trl_race"])
     trl_race.main()
     assert drawn == [6] and "TRL / train.py: " in capsys.readouterr().out
+
+
+def test_a19_a_model_of_ones_own_is_measured_on_its_own_prompts(tmp_path, monkeypatch, capsys):
+    tiny = ROOT / "base" / "tiny"
+    monkeypatch.setattr(fp32_head, "find_spec", lambda name: None)  # vLLM has tests of its own
+    monkeypatch.setattr("sys.argv", f"fp32_head.py --model {tiny} --data tiny -o {tmp_path}".split())
+    fp32_head.main()
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[2:5] for row in rows] == [["torch", *heads] for heads in product(("bf16", "fp32"), repeat=2)]
+    assert (tmp_path / "a19_tiny.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_protocol_by_hand():
+    # Of 20 points the last five are forecast, and 70 % of 19 is 13.3 < 15: all cuts count. Of 10 points only 50 %.
+    run = fit.Run(np.arange(20.0), np.linspace(0.1, 0.5, 20))
+    assert [(case.cut, case.last) for case in forecasts.cases(run)] == [(0.3, 5), (0.5, 5), (0.7, 5)]
+    short = fit.Run(np.arange(10.0), np.linspace(0.1, 0.5, 10))
+    assert [case.cut for case in forecasts.cases(short)] == [0.5]  # 30 %: 3 points; 70 %: among the last five
+
+
+def test_forecasts_of_real_runs_hold_and_beat_simpler_ways():
+    curves = [run for _, run in forecasts.table(forecasts.DATA / "more")][::9]
+    pairs = [(case, forecast.forecast_run(case.part())) for run in curves for case in forecasts.cases(run)]
+    measured = np.array([case.end()[1] for case, _ in pairs])
+    found = {}
+    for name, way in forecasts.WAYS.items():
+        found[name] = forecasts.scores(np.clip([way(*pair) for pair in pairs], 0, 1), measured)
+    assert len(pairs) > 35 and found["ours"][0] >= 0.8
+    assert found["ours"][2] < min(found[name][2] for name in ("as now", "random walk", "rival law"))

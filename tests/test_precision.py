@@ -2,7 +2,6 @@
 
 import math
 from itertools import product
-from pathlib import Path
 
 import conftest
 import pytest
@@ -316,18 +315,3 @@ def test_startup_check_stops_the_run_above_its_limit_and_names_the_likely_causes
     assert measured(0.9 * limit) == pytest.approx(0.9 * limit, rel=1e-2)  # fp32 numbers near 2
     for difference in (1.1 * limit, NAN):
         refuses("(?s)temperature.*log-prob mode.*head dtype.*tokenizer", measured, difference, error=RuntimeError)
-
-
-# --- A.19, measured --------------------------------------------------------------------------------------------------
-
-
-def test_a19_a_model_of_ones_own_is_measured_on_its_own_prompts(tmp_path, monkeypatch, capsys):
-    from lab import fp32_head  # here, as it imports everything and `_rank` needs this file only
-
-    tiny = Path(precision.__file__).parent / "base" / "tiny"
-    monkeypatch.setattr(fp32_head, "find_spec", lambda name: None)  # vLLM has tests of its own
-    monkeypatch.setattr("sys.argv", f"fp32_head.py --model {tiny} --data tiny -o {tmp_path}".split())
-    fp32_head.main()
-    _, *rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[2:5] for row in rows] == [["torch", *heads] for heads in product(("bf16", "fp32"), repeat=2)]
-    assert (tmp_path / "a19_tiny.png").read_bytes().startswith(b"\x89PNG")

@@ -284,6 +284,6 @@ def test_a_checkpoint_is_late_after_half_an_hour_by_the_clock_of_rank_0(monkeypa
     monkeypatch.setattr(train.time, "monotonic", lambda: 100.0 + one.seconds)
     trainer = object.__new__(train.Trainer)
     vars(trainer).update(args=one, version=one.version, saved_at=100.0)
-    trainer.queue = SimpleNamespace(rule={"off_policy": "ppo", "k": 2})
+    trainer.queue = SimpleNamespace(setup={"off_policy": "ppo", "k": 2})
     trainer.processes = SimpleNamespace(rank=one.rank, any_trainer=bool)
     assert trainer.late_for_a_checkpoint() == (not change)

@@ -260,7 +260,8 @@ def test_every_regular_expression_of_the_graders_takes_a_time_linear_in_the_text
 # --- What the docs say ------------------------------------------------------------------------------------------------
 
 FORM = re.compile(r"^\| ([^|]+) \| `(.+?)` for `(.+?)`(?: of \"(.+?)\")? \| `(.+?)` \|$", re.M)
-FORMS = FORM.findall((ROOT / "docs" / "rewards.md").read_text())
+REWARDS = ROOT / "docs" / "rewards.md"
+FORMS = FORM.findall(REWARDS.read_text()) if REWARDS.exists() else []
 
 
 @pytest.mark.parametrize("kind, answer, reference, prompt, wrong", FORMS, ids=[form[0] for form in FORMS])
@@ -269,6 +270,7 @@ def test_the_forms_of_the_docs_are_read_as_they_say(kind, answer, reference, pro
     assert verdict(wrong, reference, prompt, box="{}") is not True
 
 
+@pytest.mark.skipif(not REWARDS.exists(), reason="a copy without docs/")
 def test_every_row_of_the_docs_table_of_forms_is_checked():
-    table = (ROOT / "docs" / "rewards.md").read_text().partition("## Forms")[2].partition("\n## ")[0]
+    table = REWARDS.read_text().partition("## Forms")[2].partition("\n## ")[0]
     assert len(FORMS) == len(re.findall(r"^\| ", table, re.M)) - 1 > 9

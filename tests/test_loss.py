@@ -1,6 +1,6 @@
 """Claims about loss.py, Eq. 2 to 8: hand numbers, finite differences, loops and limits.
 
-The claims with named wrong answers, and the inputs of these claims, come from the course (course/checks/losses.py).
+The claims with named wrong answers are those of the course (course/checks/losses.py).
 Test: pytest tests/test_loss.py
 """
 
@@ -13,22 +13,33 @@ import torch
 from conftest import batch, check_exercise, refuses
 
 import loss
-from course.checks.losses import (
-    CISPO_INPUT,
-    CLIP_INPUT,
-    CLIPPED,
-    INF,
-    MASK,
-    NAN,
-    OBJECTIVE,
-    PROMPT_INDEX,
-    WHOLE,
-    inputs,
-    value_and_gradient,
-)
 
-OBJECTIVE = OBJECTIVE.masked_fill(~MASK, NAN)  # the project's aggregate reads nothing where the mask is False
+NAN, INF = float("nan"), float("inf")
 
+
+def inputs(pi_train, pi_gen, advantages, sampled):
+    """Probabilities and strings of 0 and 1 -> logprobs, gen_logprobs (B, T) nats, advantages (B,), mask (B, T) bool."""
+    mask = torch.tensor([[flag == "1" for flag in row] for row in sampled])
+    return torch.tensor(pi_train).log(), torch.tensor(pi_gen).log(), torch.tensor(advantages), mask
+
+
+def value_and_gradient(objective, logprobs, *rest, **eps):
+    """(2, B, T): the objective, and the gradient of its sum with respect to logprobs."""
+    logprobs = logprobs.clone().requires_grad_()
+    value = objective(logprobs, *rest, **eps)
+    value.sum().backward()
+    return torch.stack([value.detach(), logprobs.grad])
+
+
+# Both signs of the advantage; ratios 2, 1 and 1/2, where pi_train is 1/2; the last column is padding.
+BATCH = inputs([[1 / 2, 1 / 2, 1 / 2, NAN]] * 2, [[1 / 4, 1 / 2, 1.0, 0.0]] * 2, [1.0, -2.0], ["1110", "1110"])
+# The clip [3/4, 7/4]. The objective: 7/4, 1, 1/2, and -2 times 2, 1, 3/4. The gradient is 0 where the bound is taken.
+CLIPPED = [[[1.75, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]], [[0.0, 1.0, 0.5, 0.0], [-4.0, -2.0, 0.0, 0.0]]]
+# Two prompts of two completions; the aggregate reads nothing where the mask is False.
+MASK = torch.tensor([[1, 0, 0], [1, 0, 0], [1, 0, 1], [1, 1, 1]]).bool()
+OBJECTIVE = torch.tensor([[4.0, NAN, NAN], [8.0, NAN, NAN], [1.0, NAN, 3.0], [2.0, -1.0, 2.0]])
+PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
+WHOLE = loss.Denominators(4, 2, 7, torch.tensor([2, 5]), max_new_tokens=3)
 
 every_loss = pytest.mark.parametrize("name", loss.LOSSES)
 every_aggregation = pytest.mark.parametrize("how", loss.AGGREGATIONS)
@@ -79,14 +90,14 @@ def test_eq4_cispo_gradient_is_the_capped_ratio_times_the_advantage():
 
 
 def test_eq8_dapo_takes_the_min_for_both_signs_on_both_sides_of_the_clip():
-    found = value_and_gradient(loss.dapo, *CLIP_INPUT, eps_low=0.25, eps_high=0.75)
+    found = value_and_gradient(loss.dapo, *BATCH, eps_low=0.25, eps_high=0.75)
     torch.testing.assert_close(found, torch.tensor(CLIPPED))
 
 
 def test_eq7_grpo_has_one_half_width_for_both_sides():
     # With the clip [3/4, 5/4] only the first of DAPO's six numbers changes: min(2, 5/4) = 5/4.
     expected = torch.tensor([[1.25, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]])
-    torch.testing.assert_close(loss.grpo(*CLIP_INPUT, eps=0.25), expected)
+    torch.testing.assert_close(loss.grpo(*BATCH, eps=0.25), expected)
 
 
 def test_gspo_clips_one_length_normalised_ratio_per_completion():
@@ -244,20 +255,20 @@ def test_sec4_scalerl_objective_is_the_loop_over_prompts_completions_and_tokens(
 
 @pytest.mark.parametrize("eps_max", [0.2, NAN])
 def test_eq4_cap_below_one_is_refused(eps_max):
-    loss.cispo(*CISPO_INPUT, eps_max=1.0)
-    refuses(f"eps_max is {eps_max}.* at least 1", loss.cispo, *CISPO_INPUT, eps_max=eps_max)
+    loss.cispo(*BATCH, eps_max=1.0)
+    refuses(f"eps_max is {eps_max}.* at least 1", loss.cispo, *BATCH, eps_max=eps_max)
 
 
 @pytest.mark.parametrize("name, flag", [("dapo", "eps_low"), ("grpo", "eps"), ("gspo", "eps_high")])
 @pytest.mark.parametrize("half_width", [-0.2, NAN])
 def test_eq3_negative_half_widths_are_refused(name, flag, half_width):
-    objective(name)(*CLIP_INPUT, **{flag: 0})
-    refuses(rf"{half_width}.*; expected 0 or more", objective(name), *CLIP_INPUT, **{flag: half_width})
+    objective(name)(*BATCH, **{flag: 0})
+    refuses(rf"{half_width}.*; expected 0 or more", objective(name), *BATCH, **{flag: half_width})
 
 
 @every_loss
 def test_shapes_that_would_broadcast_are_refused(name):
-    logprobs, gen_logprobs, advantages, mask = CISPO_INPUT
+    logprobs, gen_logprobs, advantages, mask = BATCH
     for wrong_shapes in (
         (logprobs, gen_logprobs, advantages[:, None], mask),  # (B, 1)
         (logprobs, gen_logprobs[:1], advantages, mask),  # one row for all completions
@@ -283,7 +294,7 @@ def test_other_shapes_and_unknown_names_are_refused_with_what_is_expected(functi
 
 def test_inputs_are_never_written_to():
     rewards = torch.tensor([[1.0, -1.0], [1.0, 1.0]])
-    calls = [(objective(name), *CISPO_INPUT) for name in loss.LOSSES]
+    calls = [(objective(name), *BATCH) for name in loss.LOSSES]
     calls += [(loss.normalise, rewards, how) for how in loss.NORMALISATIONS]
     calls += [(loss.aggregate, OBJECTIVE, MASK, PROMPT_INDEX, how, WHOLE) for how in loss.AGGREGATIONS]
     for function, *arguments in calls:

@@ -76,7 +76,7 @@ def refused(capsys, flags=""):
 
 def update(trainer, groups):
     """One optimizer step of a Trainer on these groups; returns its metrics."""
-    return trainer.update(trainer.plan(groups))
+    return trainer.update(trainer.divide(groups))
 
 
 def lone_trainer():

@@ -29,7 +29,17 @@ def test_the_reading_path_is_an_evening_long_and_comes_to_one_decode_step():
 
 
 def test_the_readme_is_short():
-    assert len(re.sub(r"^```.*?^```$", "", README, flags=re.M | re.S).split()) <= 950
+    assert len(re.sub(r"^```.*?^```$", "", README, flags=re.M | re.S).split()) <= 900
+
+
+@pytest.mark.parametrize(
+    "part, patterns", [("The paper", ["*.py"]), ("The rest of a run", ["plumbing/*.py", "verify/*.py"])]
+)
+def test_the_tree_says_how_many_lines_there_are_to_read(part, patterns):
+    files = (path for pattern in patterns for path in ROOT.glob(pattern) if path.name != "exercises.py")
+    lines = sum(path.read_text().count("\n") for path in files)
+    said = int(re.search(rf"{part}, in ([\d,]+) lines", README)[1].replace(",", ""))
+    assert said == pytest.approx(lines, rel=0.05)
 
 
 @pytest.mark.parametrize(

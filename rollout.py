@@ -242,7 +242,7 @@ class Generator:
         self.other_ends = {}  # {id: token}: it is said if a completion goes on behind one
         self.slots = slots
         self.clock = time.perf_counter  # seconds
-        self.work = {"decode_steps": 0, "decode_seconds": 0.0, "slot_seconds": 0.0}  # so far; for the log
+        self.work = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # so far; for the log
         self.max_new_tokens = max_new_tokens
         self.think_budget = think_budget
         self.phrase_ids = list(phrase_ids)
@@ -287,7 +287,6 @@ class Generator:
 
     def count_step(self, seconds, running):
         """Count a decode step of so many seconds, in which so many slots were in use."""
-        self.work["decode_steps"] += 1
         self.work["decode_seconds"] += seconds
         self.work["slot_seconds"] += seconds * running / self.slots
 

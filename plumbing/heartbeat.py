@@ -2,13 +2,13 @@
 
     a process that ends          closes its connection; rank 0 reads end-of-file and tells all others at once
     one frozen or out of reach   sends nothing; after `timeout` seconds of silence it counts as lost
-    one that hangs               sends the same count of progress; after `timeout` and LATE seconds it counts as lost
+    one that hangs               says that it makes no progress; after `timeout` and LATE seconds it counts as lost
     one whose launcher is gone   says so, and rank 0 ends the run in order: nobody else would end it any more
     one that gets a signal       says so, and rank 0 ends the run in order
 
-The main thread counts its progress by `tick`, in every wait and every turn; the heartbeat's thread sends the count. It
-uses neither the store nor collectives, because their calls may never return. It prints who is lost and sets `lost`; the
-next `tick` raises Lost. If the main thread has not noticed after GRACE seconds, it is blocked or busy for long, and the
+The main thread calls `tick` in every wait and every turn, and the heartbeat's thread sends whether it has. It uses
+neither the store nor collectives, because their calls may never return. It prints who is lost and sets `lost`; the next
+`tick` raises Lost. If the main thread has not noticed after GRACE seconds, it is blocked or busy for long, and the
 thread ends the process.
 
 Deviation: none known; the paper does not speak of processes.
@@ -16,15 +16,15 @@ Deviation: none known; the paper does not speak of processes.
 Run by processes.py. Test: pytest tests/test_faults.py
 """
 
-import ipaddress
 import json
 import os
+import selectors
 import socket
 import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 
 import torch.distributed as dist
 
@@ -50,45 +50,31 @@ def address():
 
 
 def listener(backlog):
-    """A socket on which rank 0 listens at `address`: on no other interface, as whoever connects is believed.
-
-    Where a node's own name leads to loopback, or the address is not the node's own, other nodes could not connect: then
-    it listens on all interfaces.
-    """
-    with suppress(OSError):
-        family, _, _, _, place = socket.getaddrinfo(address(), 0, type=socket.SOCK_STREAM)[0]
-        if address() == place[0] or not ipaddress.ip_address(place[0]).is_loopback:
-            return socket.create_server(place[:2], family=family, backlog=backlog)
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", 0), family=family, backlog=backlog, dualstack_ipv6=both)
+    """A socket on which rank 0 listens at `address`: on no other interface, as whoever connects is believed."""
+    family, _, _, _, place = socket.getaddrinfo(address(), 0, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(place[:2], family=family, backlog=backlog)
 
 
 def connect(rank, world, timeout):
-    """Connect rank 0 with all others; every rank calls this. Returns {Connection: rank at its other end}.
+    """Connect rank 0 with all others; every rank calls this.
 
-    Needs the default process group. Rank 0 raises TimeoutError if nobody connects for `timeout` seconds.
+    Returns (the TCPStore that rank 0 hosts, {Connection: rank at its other end}). Needs the default process group.
+    Raises OSError or dist.DistError if a rank cannot reach rank 0, TimeoutError there if nobody comes for `timeout` s.
     """
+    servers = [listener(world), listener(world)] if rank == 0 else []
+    ports = [server.getsockname()[1] for server in servers] or [0, 0]
+    dist.broadcast_object_list(ports, 0)
     if rank:
-        port = [None]
-        dist.broadcast_object_list(port, 0)
-        line = Connection(socket.create_connection((address(), port[0])).detach())
+        line = Connection(socket.create_connection((address(), ports[1])).detach())
         line.send_bytes(str(rank).encode())
-        return {line: 0}
-    with listener(world) as server:
+        return dist.TCPStore(address(), ports[0], wait_for_workers=False), {line: 0}
+    hosted, server = servers
+    descriptor = hosted.detach()
+    store = dist.TCPStore(address(), ports[0], is_master=True, master_listen_fd=descriptor, wait_for_workers=False)
+    with server:
         server.settimeout(timeout)
-        dist.broadcast_object_list([server.getsockname()[1]], 0)
         lines = [Connection(server.accept()[0].detach()) for _ in range(world - 1)]
-    return {line: int(line.recv_bytes(9)) for line in lines}
-
-
-def orphaned():
-    """Whether torchrun ended before this process looked for it: then the first process of the system is its parent."""
-    if os.getppid() != 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
-        return False
-    with suppress(OSError), open("/proc/1/cmdline", "rb") as file:
-        return b"torch" not in file.read()  # in a container torchrun may be the first process itself
-    return False
+    return store, {line: int(line.recv_bytes(9)) for line in lines}
 
 
 # --- The heartbeat ---------------------------------------------------------------------------------------------------
@@ -109,6 +95,9 @@ class Heartbeat(threading.Thread):
     def __init__(self, lines, rank, name, timeout, farewell):
         super().__init__(daemon=True)
         self.lines = lines
+        self.arrivals = selectors.DefaultSelector()
+        for line in lines:
+            self.arrivals.register(line, selectors.EVENT_READ)
         self.rank = rank
         self.name_of = name
         self.timeout = timeout
@@ -116,35 +105,34 @@ class Heartbeat(threading.Thread):
         self.needed = set(lines.values())  # ranks whose end is a loss
         now = time.monotonic()
         self.heard = dict.fromkeys(self.needed, now)  # rank -> when it last said anything
-        self.progress = dict.fromkeys(self.needed, (0, now))  # rank -> (its count, since when we know that)
-        self.count = 0  # of this rank's progress
+        self.advanced = dict.fromkeys(self.needed, now)  # rank -> when it last said that it makes progress
+        self.progress = False  # of the main thread, since the last heartbeat
         self.busy = 0  # how many `working` are open
         self.what = ""  # what the main thread waits for
-        self.sent = float("-inf")
+        self.due = now  # when to send the next heartbeat
         self.launcher = os.getppid()
         self.lost = None
         self.stopped = None
         self.failed = False
         self.final = False
         self.noticed = False  # the main thread knows of the loss
-        self.said = threading.Event()  # the loss is printed
-        if hasattr(os, "fork"):
-            os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else a child keeps them open
+        self.printed = threading.Event()  # the loss is on the screen
         if lines:
+            os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else a child keeps them open
             self.start()
 
     # --- What the main thread calls
 
     def tick(self):
         """Say that the main thread makes progress. Raises Lost if a rank is lost."""
-        self.count += 1
+        self.progress = True
         if self.lost:
             self.noticed = True
             raise Lost(self.lost)
 
     @contextmanager
     def working(self):
-        """Inside `with`, the thread counts progress for the main thread: loading and writing take long."""
+        """Inside `with`, the main thread counts as making progress: loading and writing take long."""
         self.busy += 1
         try:
             yield
@@ -176,11 +164,9 @@ class Heartbeat(threading.Thread):
         if isinstance(error, (OSError, FloatingPointError, Fault)):
             self.final = not isinstance(error, (ConnectionError, TimeoutError))  # a full disk is full again
             self.lose(str(error) or type(error).__name__)
-        began = time.monotonic()
-        while self.lines and not self.lost and time.monotonic() < began + LATE + 3 * BEAT + self.timeout:
-            if time.monotonic() > began + LATE + 3 * BEAT and not self.late(self.heard, 4 * BEAT):
-                break  # nobody is silent: no name will come
-            time.sleep(0.02)
+        until = time.monotonic() + LATE + 3 * BEAT
+        while self.lines and not self.lost and (time.monotonic() < until or self.late(self.heard, 4 * BEAT)):
+            time.sleep(0.02)  # later on only for a rank that is silent: its name comes after `timeout`
         if not self.lost:
             raise error
         self.noticed = True
@@ -197,7 +183,7 @@ class Heartbeat(threading.Thread):
         if self.rank:
             self.tell("left")
         if self.lost:
-            self.said.wait(LATE)
+            self.printed.wait(LATE)
         until = time.monotonic() + patience
         while self.lines and not self.lost and time.monotonic() < until:
             time.sleep(0.01)
@@ -208,33 +194,33 @@ class Heartbeat(threading.Thread):
 
     def run(self):
         while not self.lost:
-            self.turn(time.monotonic())
+            self.turn()
         time.sleep(GRACE)
         time.sleep(PATIENCE if self.noticed else 0.0)
         os._exit(1)
 
-    def turn(self, now):
+    def turn(self):
         """Send a heartbeat if one is due, check the launcher, listen for up to BEAT seconds, look who is late."""
-        if now - self.sent >= BEAT:
-            self.sent = now
-            self.count += self.busy > 0
-            self.tell("beat", count=self.count)
+        if time.monotonic() >= self.due:
+            self.due = time.monotonic() + BEAT
+            self.tell("beat", progress=self.progress or self.busy > 0)
+            self.progress = False
             if self.stopped and self.rank:
                 self.tell("stop", reason=self.stopped)
-        if os.getppid() != self.launcher or orphaned():
+        if os.getppid() != self.launcher:
             self.stop(f"interrupted: the launcher of {self.name_of(self.rank)} ended")
-        for line in wait(list(self.lines), BEAT):
-            self.listen(line)
+        for key, _ in self.arrivals.select(BEAT):
+            self.listen(key.fileobj)
+        me = self.name_of(self.rank)
         # What rank 0 waits for is silent itself, or known to rank 0 a little earlier than here.
-        since = {rank: since for rank, (_, since) in self.progress.items()}
-        stuck = self.late(since, self.timeout + (2 * LATE if self.rank else LATE))
-        me = f"{self.name_of(self.rank)} waits for {self.what}, but " if self.what else ""
+        stuck = self.late(self.advanced, self.timeout + (2 * LATE if self.rank else LATE))
         if silent := self.late(self.heard, self.timeout):
-            silence = f"{self.name_of(self.rank)} has heard nothing of {silent} for {self.timeout:g} s"
-            self.lose(f"{silence}; likely cause: frozen, or out of reach")
+            cause = "frozen, or out of reach"
+            self.lose(f"{me} has heard nothing of {silent} for {self.timeout:g} s; likely cause: {cause}")
         elif stuck:
+            waits = f"{me} waits for {self.what}, but " if self.what else ""
             cause = "it hangs, or a step or checkpoint takes longer than --timeout"
-            self.lose(f"{me}{stuck} made no progress for {self.timeout:g} s; likely cause: {cause}")
+            self.lose(f"{waits}{stuck} made no progress for {self.timeout:g} s; likely cause: {cause}")
 
     def late(self, times, seconds):
         """Names of the ranks whose end is a loss and whose time, {rank: monotonic time}, is longer ago; "" if none."""
@@ -249,14 +235,14 @@ class Heartbeat(threading.Thread):
             message = json.loads(line.recv_bytes())
         except (EOFError, OSError):
             message = {"kind": "lost", "reason": f"{self.name_of(rank)} ended"}
-        now = time.monotonic()
-        self.heard[rank] = now
+        self.heard[rank] = time.monotonic()
         if message["kind"] == "beat":
-            if message["count"] != self.progress[rank][0]:
-                self.progress[rank] = message["count"], now
+            if message["progress"]:
+                self.advanced[rank] = self.heard[rank]
         elif message["kind"] == "stop":
             self.stop(message["reason"])
         else:  # lost, or left
+            self.arrivals.unregister(line)
             del self.lines[line]
             self.final = self.final or message.get("final", False)
             if rank in self.needed and (message["kind"] == "lost" or self.rank):  # rank 0 should leave last
@@ -274,4 +260,4 @@ class Heartbeat(threading.Thread):
             self.lost = reason
             self.tell("lost", reason=reason, final=self.final)
             print(self.farewell(reason), file=sys.stderr, flush=True)
-            self.said.set()
+            self.printed.set()

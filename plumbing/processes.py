@@ -12,11 +12,8 @@ Deviation: none known.
 Run by train.py. Test: pytest tests/test_faults.py tests/test_restarts.py tests/test_nodes.py
 """
 
-import ast
 import hashlib
-import ipaddress
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -25,8 +22,8 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 import torch.distributed as dist
@@ -41,10 +38,14 @@ from plumbing.log import lock_log, step_of
 from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store, paces
 from verify import sandbox
 
-SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface (netdevice(7))
 ROOT = Path(__file__).resolve().parents[1]  # the project's folder
 # What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
 OF_THE_NODE = ("model", "data", "out", "resume", "checkpoint", "notes", "asked", "protections")
+
+UNREACHABLE = (
+    "cannot reach the other ranks: {error}; likely cause: one has ended; or with several nodes, a node's name leads to "
+    "loopback: set GLOO_SOCKET_IFNAME to the network interface, and give each launcher --local-addr with its address"
+)
 
 # --- torchrun --------------------------------------------------------------------------------------------------------
 
@@ -95,30 +96,6 @@ def launch(script, argv):
 # --- Start -----------------------------------------------------------------------------------------------------------
 
 
-def interface():
-    """The network interface that leads to the other nodes; None on one node, or if it cannot be told.
-
-    It is the one that leads to MASTER_ADDR. Where that name leads to loopback (on Debian the node's own name is
-    127.0.1.1), it is the default route's. gloo looks up the node's own name and would offer loopback to the others.
-    """
-    if os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE"):
-        return None
-    import fcntl  # here, since Windows lacks it
-
-    for there in (os.environ["MASTER_ADDR"], "8.8.8.8"):
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((there, 9))  # of a datagram: sends nothing
-            ours = probe.getsockname()[0]
-            if ipaddress.ip_address(ours).is_loopback:
-                continue
-            for _, name in socket.if_nameindex():
-                with suppress(OSError):  # an interface without an address
-                    reply = fcntl.ioctl(probe, SIOCGIFADDR, name.encode().ljust(32, b"\0"))
-                    if socket.inet_ntoa(reply[20:24]) == ours:
-                        return name
-    return None
-
-
 def stamp(args):
     """{name: text} of what all ranks must have alike: settings, versions, and the code itself."""
     local = OF_THE_NODE if "slots" in args.asked else (*OF_THE_NODE, "slots")
@@ -128,22 +105,9 @@ def stamp(args):
 
 
 def code_digest(root=ROOT):
-    """A digest of the code of train.py and of what it imports, in folders of any depth; comments do not count."""
-    files = [*root.glob("*.py"), *root.glob("plumbing/**/*.py"), *root.glob("verify/**/*.py")]
-    trees = (ast.dump(ast.parse(file.read_text(encoding="utf-8"))) for file in sorted(files))
-    return hashlib.sha256("".join(trees).encode()).hexdigest()
-
-
-def serve_store(address, listen):
-    """The TCPStore behind store.Store, hosted by rank 0; every rank of an initialised default group calls this.
-
-    address  of rank 0;  listen  () -> a socket that listens there
-    """
-    server = listen() if dist.get_rank() == 0 else None
-    port: list = [server and server.getsockname()[1]]
-    dist.broadcast_object_list(port, 0)
-    hosting = {"is_master": True, "master_listen_fd": server.detach()} if server else {"is_master": False}
-    return dist.TCPStore(address, port[0], wait_for_workers=False, **hosting)
+    """A digest of the files of train.py and of what it imports."""
+    files = [*root.glob("*.py"), *root.glob("plumbing/*.py"), *root.glob("verify/*.py")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
 # --- This process among the others -----------------------------------------------------------------------------------
@@ -172,15 +136,16 @@ class Processes:
             torch.cuda.set_device(self.device)
         torch.set_num_threads(threads())
         limit = timedelta(seconds=args.timeout)
-        if name := interface():
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        dist.init_process_group("gloo", timeout=limit)
-        dist.all_gather_object(places := [None] * self.world, (uuid(self.device), socket.gethostname()))
+        places = [None] * self.world
+        try:
+            dist.init_process_group("gloo", timeout=limit)
+            dist.all_gather_object(places, (uuid(self.device), socket.gethostname()))
+            tcp_store, lines = heartbeat.connect(self.rank, self.world, args.timeout)
+        except (OSError, RuntimeError) as error:
+            host = socket.gethostname()
+            sys.exit(f"train.py: error: rank {self.rank} on {host} {UNREACHABLE.format(error=error)}")
         kind = backend([gpu for gpu, _ in places])
         self.hosts = [host for _, host in places]
-        listen = partial(heartbeat.listener, self.world)
-        tcp_store = serve_store(heartbeat.address(), listen)
-        lines = heartbeat.connect(self.rank, self.world, args.timeout)
         self.heartbeat = heartbeat.Heartbeat(lines, self.rank, self.name, args.timeout, self.farewell)
         self.store = Store(tcp_store, self.rank, self.heartbeat)
         self.trainers = dist.new_group(self.trainer_ranks, timeout=limit, backend=kind)
@@ -217,43 +182,46 @@ class Processes:
             with self.heartbeat.working():
                 self.lock = lock_log(out)  # until this process ends
                 picked = pick(out, args.checkpoint) if args.resume else None
-            for stale in out.glob(".start-*"):
-                stale.unlink()
-            mark = out / f".start-{secrets.token_hex(8)}"
-            mark.touch()
-            self.store.put({"start": (mark.name, picked, bool(args.protections))})
+            mark = NamedTemporaryFile(dir=out, prefix=".start-")  # removed when it is closed
+            self.store.put({"start": (Path(mark.name).name, picked, bool(args.protections))})
         self.store.wait("rank 0 to pick a checkpoint", lambda: self.store.has(["start"]))
-        seen, picked, sandboxed = self.store.read("start")
+        mark_name, picked, sandboxed = self.store.read("start")
         protections = args.protections
         if sandboxed and self.local == 0 and not protections:  # a node of generators, which know no prompts yet
             protections = sandbox.protections()
-        mine = stamp(args), (out / seen).exists(), str(out), protections, args.slots
-        self.store.put({f"started/{self.rank}": mine})
+        start = {"stamp": stamp(args), "out": str(out), "shared": (out / mark_name).exists()}
+        self.store.put({f"started/{self.rank}": start | {"protections": protections, "slots": args.slots}})
         names = [f"started/{rank}" for rank in range(self.world)]
         self.store.wait("the others to start", lambda: self.store.has(names))
-        started = [self.store.read(name) for name in names]
+        starts = [self.store.read(name) for name in names]
         if self.rank == 0:
-            mark.unlink()
-        self.compare(started)
-        slots = min(slots for *_, slots in started)  # each has made its own fit the memory that it saw
-        own = started[self.rank - self.local][3]  # the first rank of a node has tried out its sandboxes
-        everywhere = [line for line in own if all(line in lines for *_, lines, _ in started if lines)]
-        protections = own if self.rank else everywhere  # rank 0 logs them
+            mark.close()
+        self.compare(starts)
+        slots = min(start["slots"] for start in starts)  # each has made its own fit the memory that it saw
+        protections = starts[self.rank - self.local]["protections"]  # a node's first rank has tried out its sandboxes
+        if self.rank == 0:  # which logs those of all nodes
+            tried = [start["protections"] for start in starts if start["protections"]]
+            protections = [line for line in protections if all(line in lines for lines in tried)]
         return replace(args, checkpoint=picked, slots=slots, protections=protections)
 
-    def compare(self, started):
+    def compare(self, starts):
         """Raise OSError if a rank was started with other settings, versions or code than rank 0, or in another folder.
 
-        started  for each rank: its `stamp`, whether it sees rank 0's file, its --out, more
+        starts  what each rank says of its start in `agree`
         """
-        ours = started[0][0]
-        for rank, (theirs, sees, out, *_) in enumerate(started):
-            if not sees:
-                expected = "expected one folder that all nodes share"
-                raise OSError(f"--out {out} on {self.hosts[rank]} is not the folder that rank 0 has; {expected}")
-            if differ := [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]:
-                differences = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in differ)
-                raise OSError(f"{self.name(rank)} was started with {differences}: expected the same on all nodes")
+        expected = starts[0]["stamp"]
+        for rank, start in enumerate(starts):
+            if not start["shared"]:
+                folder = f"--out {start['out']} on {self.hosts[rank]}"
+                raise OSError(f"{folder} is not the folder that rank 0 has; expected one folder that all nodes share")
+            differences = [
+                f"{name} {value} instead of {expected.get(name)}"
+                for name, value in start["stamp"].items()
+                if value != expected.get(name)
+            ]
+            if differences:
+                started = f"{self.name(rank)} was started with {', '.join(differences)}"
+                raise OSError(f"{started}: expected the same on all nodes")
 
     def farewell(self, reason):
         """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""

@@ -12,8 +12,8 @@ has come. Time passes only while the trainer works or waits: then the generator 
     a generator has nothing to decode     it goes on when the control state changes
 
 The log repeats bit for bit on one type of machine with one version of torch: one thread of torch computes at a time,
-and verdicts take no virtual time. Only verdicts that need a worker process may time out, which depends on the machine;
-a line then says that the run will not repeat.
+and verdicts take no virtual time. Only verdicts that need a worker process may time out, which depends on the machine:
+where `timed_out` in the log is not 0, the run may not repeat.
 
 Outside `exact`, generators go on with their training rollouts during an evaluation while the clock of the log stands
 still, as they do in reality; so staleness depends on --eval-every too.

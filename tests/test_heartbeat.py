@@ -1,13 +1,13 @@
-"""Claims about the heartbeat: who counts as lost and when, what the others are told, how a run ends in order.
+"""Claims about the heartbeat that real processes would take long to show: who hangs, who may leave, who is blamed.
 
-No thread and no clock of its own runs here: each test has the thread's turns taken one by one, on pipes in place of
-connections. test_faults.py has the same on real processes, with signals and launchers.
+The heartbeats of several ranks are joined by pipes and take turns on a clock that the test moves. test_faults.py kills
+and freezes real processes.
 """
 
-import json
 import multiprocessing
 import time
 from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
 from conftest import refuses
@@ -15,151 +15,85 @@ from conftest import refuses
 from plumbing import heartbeat
 from plumbing.heartbeat import LATE, Heartbeat, Lost
 
+TIMEOUT = 5.0  # seconds
+
+
+class Ranks:
+    """The heartbeats of so many ranks, and their clock."""
+
+    def __init__(self, world, monkeypatch):
+        self.now = 0.0  # seconds
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=lambda _: self.live(0.5))
+        monkeypatch.setattr(heartbeat, "time", clock)
+        monkeypatch.setattr(heartbeat, "BEAT", 0.001)
+        monkeypatch.setattr(Heartbeat, "start", lambda self: None)
+        pairs = [Pipe() for _ in range(1, world)]
+        lines = [{near: rank for rank, (near, _) in enumerate(pairs, 1)}, *({far: 0} for _, far in pairs)]
+        self.beats = [Heartbeat(own, rank, "rank {}".format, TIMEOUT, str) for rank, own in enumerate(lines)]
+        self.alive = [*self.beats]
+
+    def live(self, seconds, ticking=()):
+        """Let so many seconds pass, in which those that are alive take turns and these make progress."""
+        for _ in range(round(2 * seconds)):
+            self.now += 0.5
+            for beat in ticking:
+                if not beat.lost:
+                    beat.tick()
+            for beat in self.alive:
+                beat.turn()
+
 
 @pytest.fixture
-def connected(monkeypatch):
-    """(rank, *others) -> the Heartbeat of a rank, with a timeout of 5 s, and {other rank: the far end of its line}."""
-    monkeypatch.setattr(Heartbeat, "start", lambda self: None)
-    monkeypatch.setattr(heartbeat, "BEAT", 0.01)
-
-    def connect(rank, *others):
-        pairs = {other: Pipe() for other in others}
-        near = {pair[0]: other for other, pair in pairs.items()}
-        own = Heartbeat(near, rank, "rank {}".format, 5.0, "lost: {}".format)
-        return own, {other: pair[1] for other, pair in pairs.items()}
-
-    return connect
+def ranks(monkeypatch):
+    return lambda world: Ranks(world, monkeypatch)
 
 
-def say(line, kind, **more):
-    line.send_bytes(json.dumps({"kind": kind, **more}).encode())
+def test_a_rank_without_progress_is_lost_with_what_is_waited_for_and_one_that_works_or_waits_is_not(ranks):
+    group = ranks(3)
+    first, second, third = group.beats
+    with first.waiting("version 1"), third.working():  # loading and writing take long
+        group.live(4 * TIMEOUT, ticking=[first, second])
+        group.live(TIMEOUT, ticking=[first])
+        assert [beat.lost for beat in group.beats] == [None] * 3
+        group.live(LATE + 2, ticking=[first])
+    reason = "rank 0 waits for version 1, but rank 1 made no progress for 5 s; likely cause: it hangs"
+    assert first.lost.startswith(reason)
+    refuses("^rank 0 waits for version 1, but rank 1 made", third.tick, error=Lost)
 
 
-def messages(line):
-    """The messages that have come through a line."""
-    while line.poll():
-        yield json.loads(line.recv_bytes())
+def test_a_generator_may_leave_and_rank_0_leaves_last_but_waits_for_none_that_stays(ranks, monkeypatch):
+    group = ranks(3)
+    first, second, third = group.beats
+    third.end(patience=0.0)
+    group.alive.remove(third)
+    for line in third.lines:
+        line.close()
+    monkeypatch.setattr(heartbeat.time, "sleep", lambda _: [group.live(1.0), second.end(0.0)])
+    first.end(patience=60.0)
+    group.live(1.0)
+    assert group.now < 60 and first.lost is second.lost is None
+    group = ranks(2)
+    first, second = group.beats
+    first.end(patience=3.0)
+    group.live(0.5)
+    assert group.now >= 3 and second.lost == "rank 0 has ended the run"
 
 
-def heard(line):
-    return [message for message in messages(line) if message["kind"] != "beat"]
-
-
-def turns(own, count=3):
-    for _ in range(count):
-        own.turn(time.monotonic())
-
-
-def long_ago(own, rank, seconds):
-    """As if this rank had been heard last, and made progress last, so many seconds ago."""
-    own.heard[rank] -= seconds
-    count, since = own.progress[rank]
-    own.progress[rank] = count, since - seconds
-
-
-# --- Frozen, hanging, dead -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fate, reason", [
-    (lambda own, lines: long_ago(own, 2, 5.1),
-     "rank 0 has heard nothing of rank 2 for 5 s; likely cause: frozen, or out of reach"),
-    (lambda own, lines: lines[2].close(), "rank 2 ended"),
-])  # fmt: skip
-def test_a_rank_that_is_silent_or_ends_is_lost_and_all_others_are_told(connected, capsys, fate, reason):
-    own, lines = connected(0, 1, 2)
-    long_ago(own, 1, 4.0)
-    turns(own)
-    own.tick()  # the timeout is 5 s
-    fate(own, lines)
-    turns(own)
-    refuses(f"^{reason}$", own.tick, error=Lost)
-    assert capsys.readouterr().err == f"lost: {reason}\n"
-    assert heard(lines[1]) == [{"kind": "lost", "reason": reason, "final": False}]
-
-
-def test_a_rank_without_progress_is_named_with_what_is_waited_for_and_a_working_one_is_not(connected):
-    own, lines = connected(0, 1, 2, 3)
-    for rank in lines:
-        long_ago(own, rank, 5.0 + LATE)
-        say(lines[rank], "beat", count=1 if rank == 2 else 0)  # rank 2 makes progress, however slowly
-    with own.waiting("the generators to join version 1"):
-        turns(own, 4)
-    said = "rank 0 waits for the generators to join version 1, but rank 1 and rank 3 made no progress for 5 s; likely"
-    assert own.lost.startswith(said)
-
-
-@pytest.mark.parametrize("rank, other, reason", [(0, 1, None), (1, 0, "rank 0 has ended the run")])
-def test_a_generator_that_says_goodbye_is_no_loss_but_rank_0_should_leave_last(connected, rank, other, reason):
-    own, lines = connected(rank, other)
-    say(lines[other], "left")
-    lines[other].close()
-    turns(own)
-    assert own.lost == reason
-
-
-def test_ticks_and_work_count_as_progress_and_idleness_does_not(connected, monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT", 0.0)  # a heartbeat each turn
-    own, lines = connected(0, 1)
-    turns(own, 2)
-    own.tick()
-    turns(own, 2)
-    with own.working(), own.working():  # loading and writing take long
-        turns(own, 2)
-    turns(own, 2)
-    assert [beat["count"] for beat in messages(lines[1])] == [0, 0, 1, 1, 2, 3, 3, 3]
-
-
-# --- An end in order -------------------------------------------------------------------------------------------------
-
-
-def test_torchrun_may_end_before_a_rank_looks_for_it(connected, monkeypatch):
-    own, _ = connected(1, 0)
-    turns(own, 1)
-    assert own.stopped is None
-    own.launcher = 1
-    monkeypatch.setattr(heartbeat.os, "getppid", lambda: 1)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    turns(own, 1)
-    assert own.stopped == "interrupted: the launcher of rank 1 ended"
-
-
-def test_rank_0_leaves_after_the_others_but_waits_for_none_that_stays(connected, monkeypatch):
-    own, lines = connected(0, 1)
-    before = []
-
-    def leave(seconds):
-        before.extend(heard(lines[1]))  # else a rank that has not seen the end yet would take rank 0's for a loss
-        say(lines[1], "left")
-        turns(own)
-
-    monkeypatch.setattr(time, "sleep", leave)
-    own.end(patience=60.0)
-    assert before == [] and own.lost is None
-    for rank, other in ((0, 1), (1, 0)):
-        own, lines = connected(rank, other)
-        own.end(patience=0.0)
-        assert heard(lines[other]) == [{"kind": "left"}]
-
-
-def test_a_forked_child_keeps_no_connection_open(connected):
-    own, lines = connected(0, 1)
+def test_a_forked_child_keeps_no_connection_open(ranks):
+    first, second = ranks(2).beats
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60.0,), daemon=True)
     child.start()
-    for line in own.lines:
+    for line in first.lines:
         line.close()
-    assert lines[1].poll(10.0), "no end-of-file: nobody would notice that a rank has died whose child lives on"
+    [line] = second.lines
+    assert line.poll(10.0), "no end-of-file: nobody would notice that a rank has died whose child lives on"
     child.kill()
 
 
-# --- Blame -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_collective_that_fails_waits_for_the_name_of_a_silent_rank_but_not_for_ever(connected, monkeypatch):
-    monkeypatch.setattr(heartbeat, "LATE", 0.0)
-    own, _ = connected(1, 0)
-    for silent, error in ((-60.0, "our mistake"), (64.0, "timed out")):
-        long_ago(own, 0, silent)
-        own.timeout = 0.1
-        refuses(error, own.blame, RuntimeError(error), error=RuntimeError)
-    monkeypatch.setattr(time, "sleep", lambda seconds: own.lose("rank 0 is frozen"))
-    assert own.blame(RuntimeError("timed out")) == "rank 0 is frozen"
+def test_a_collective_that_fails_waits_for_the_name_of_a_silent_rank_and_without_one_the_error_stands(ranks):
+    group = ranks(2)
+    first, second = group.beats
+    refuses("our mistake", second.blame, RuntimeError("our mistake"), error=RuntimeError)
+    assert group.now < TIMEOUT
+    group.alive.remove(first)
+    assert second.blame(RuntimeError("timed out")).startswith("rank 1 has heard nothing of rank 0 for 5 s")

@@ -1,18 +1,33 @@
-"""Claims about plumbing/log.py: the clock C of Eq. 1, what a row adds up and says of time, a log's end."""
+"""Claims about plumbing/log.py: the clock C of Eq. 1, what rows say, what is warned of and shown, what ends a run."""
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 from conftest import check_exercise, read_rows
-from test_monitor import EVAL, STEP, failure
 
 from plumbing import evaluate
 from plumbing import log as run_log
-from plumbing.log import Clock, RunLog, append, lock_log
+from plumbing.log import Clock, Monitor, RunLog, Screen, append, lock_log
+
+CONFIG = {"kind": "config", "step": 0, "flags": {"eval_every": 3, "eval_generations": 4}}
+CONFIG |= {"prompts": {"train": 9, "validation": 200, "too_long": 0, "repeated": 0, "unusable": 0}}
+STEP = dict(kind="step", step=7, gradient_norm=1.0, pass_rate=0.5, kept=0, truncated=0.0, skipped=False, failures=[])
+STEP |= {"prompts": [0] * 20}
+TIMES = {"idle_generators": 0.1, "idle_trainers": 0.2, "gpu_hours": 0.25, "failed_groups": 0}
+EVAL = dict(kind="eval", step=7, pass_rate=0.5, stderr=0.25, completions=400, answered=0.5, failures=[])
+
+
+def failure(where, error="no memory", verifier=True, own=False):
+    """A prompt without a verdict, as evaluation.grading_metrics has it."""
+    return {"where": where, "error": error, "verifier": verifier, "own": own}
+
+
+# --- Rows ------------------------------------------------------------------------------------------------------------
 
 
 def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused():
@@ -34,21 +49,18 @@ class Logged:
         processes = MagicMock(rank=rank, devices=3, generator_ranks=range(1, 3), hours="device-hours")
         processes.clock, processes.heartbeat.final = lambda: self.now, False
         processes.lock = None if rank else lock_log(out)
-        args = SimpleNamespace(out=str(out), virtual=None, steps=9, think_end=None, generations=8)
+        args = SimpleNamespace(out=str(out), virtual=None, steps=9, think_end=None)
         self.log = RunLog(args, processes, 1000, state or {}, lambda: self.work, evaluate.draw)
-        prompts = dict(train=9, validation=99, too_long=0, repeated=0, unusable=0)
-        self.log("config", step=0, prompts=prompts, flags=dict(eval_every=3, eval_generations=4))
+        self.log(**CONFIG)
         self.log.clock.start()
 
     def step(self, number, *, train, publish=0.0, decoding=(), failures=()):
         """An optimizer step after `train` seconds, and its publication; decoding: the generators' seconds so far."""
         for rank, seconds in enumerate(decoding, 1):
-            half = {"decode_steps": round(10 * seconds), "decode_seconds": seconds, "slot_seconds": seconds / 2}
-            self.work = self.work | {rank: half}  # 0.1 s a decode step, half of the slots in use
+            self.work[rank] = {"decode_seconds": seconds, "slot_seconds": seconds / 2}  # half of the slots in use
         with self.log.timed("train"):
             self.now += train
-        row = {name: value for name, value in STEP.items() if name not in ("failed_groups", "decode_seconds")}
-        self.log(**row | dict(step=number, tokens=100, tokens_trained=50, kept=0, failures=failures))
+        self.log(**STEP | dict(step=number, tokens=100, tokens_trained=50, failures=failures))
         with self.log.timed("publish"):
             self.now += publish
 
@@ -59,7 +71,7 @@ class Logged:
 def test_every_row_has_the_totals_of_the_steps_so_far_and_only_rank_0_writes(tmp_path):
     run = Logged(tmp_path)
     run.step(1, train=36.0, failures=[failure("a:1")])
-    run.log(**EVAL | dict(step=1, pass_rate=0.5, stderr=0.1))
+    run.log(**EVAL)
     run.step(2, train=36.0)
     [row] = run.rows("eval")
     assert (row["tokens"], row["tokens_trained"], row["failed_groups"]) == (100, 50, 1)
@@ -95,7 +107,6 @@ def test_a_step_says_where_its_time_went_and_an_evaluation_takes_none(tmp_path):
     assert (first["idle_trainers"], first["idle_generators"], first["slots_used"]) == pytest.approx((0.6, 0.4, 0.3))
     assert (second["seconds"], second["seconds_publish"]) == pytest.approx((10.0, 1.0))
     assert second["seconds_generate"] == pytest.approx(9.0)  # 10 and 8
-    assert second["decode_seconds"] == pytest.approx({"1": 0.1, "2": 0.1})
 
 
 def test_a_log_ends_with_the_reason_and_the_screen_with_what_was_written(tmp_path, capsys):
@@ -105,7 +116,7 @@ def test_a_log_ends_with_the_reason_and_the_screen_with_what_was_written(tmp_pat
     [end] = run.rows("end")
     assert (end["reason"], end["step"], end["seconds"], end["final"]) == ("finished", 1, 7.5, False)
     printed = capsys.readouterr().out
-    assert "step    1  pass rate 0.250" in printed and "no fit: " in printed and not run.rows("fit")
+    assert "step    1  pass rate 0.500" in printed and "no fit: " in printed and not run.rows("fit")
     assert printed.endswith(f"written to {tmp_path}: log.jsonl, run.png\n")
 
 
@@ -113,5 +124,92 @@ def test_a_log_line_is_json_also_without_a_number_at_any_depth(tmp_path):
     row = {"entropy": math.nan, "step": 1, "tasks": {"math": math.inf, "code": [0.5, {"pass_rate": -math.inf}]}}
     append(tmp_path / "log.jsonl", row)
     tasks = {"math": None, "code": [0.5, {"pass_rate": None}]}
-    found = json.loads(Path(tmp_path, "log.jsonl").read_text(), parse_constant=pytest.fail)
-    assert found == {"entropy": None, "step": 1, "tasks": tasks}
+    written = json.loads(Path(tmp_path, "log.jsonl").read_text(), parse_constant=pytest.fail)
+    assert written == {"entropy": None, "step": 1, "tasks": tasks}
+
+
+# --- What is warned of, and what ends a run --------------------------------------------------------------------------
+
+USUAL = {}
+FAR, NEAR = {"log_rho_youngest": 0.7}, {"log_rho_youngest": 0.1}  # nats; ln 2 is 0.693
+FLAT = {"gradient_norm": 0.0}
+SKIPPED = {"gradient_norm": math.nan, "skipped": True}
+CUT = {"truncated": 0.2}
+UNREADABLE = failure("b:1", "unreadable", verifier=False)
+BROKEN = [failure("a:1"), failure("a:2"), failure("a:3")]
+RAISED = {"failures": [failure(f"b:{n}", "raised KeyError", verifier=False, own=True) for n in range(5)]}
+
+
+def validation(**columns):
+    return EVAL | {"step": 0} | columns
+
+
+@pytest.mark.parametrize("rows, count, words", [
+    ([validation(), *[USUAL] * 30, {"kind": "fit"}, {"kind": "end"}], 0, ""),
+    # Weights that differ, three steps in a row; not tokens that are more and more stale.
+    ([FAR, FAR, NEAR, USUAL, FAR], 3, "^WARNING.*0.70 nats.*factor of 2.0"),
+    ([NEAR] * 3 + [FAR] * 3, 4, "ENDED .*0.70 nats, for 3 steps in a row; before it was 0.1;.*do not load the weights"),
+    ([{"log_rho_youngest": 0.1 * step} for step in range(20)], 0, ""),
+    # A.15: 5 steps at 20 % are 10 % of 10 steps, which is not above the limit; after a warning they are counted anew.
+    ([CUT] * 5, 0, ""),
+    ([CUT] * 11, 1, "^WARNING: 20% of the completions of the last 6 steps.*--interrupt-at"),
+    # Ten batches without gradient in a row.
+    ([FLAT] * 9 + [USUAL] + [FLAT] * 9, 0, ""),
+    ([FLAT] * 19, 1, "10 batches in a row had no gradient.*pass rate of the last batch 0.500.*--think-end"),
+    ([SKIPPED] * 4 + [USUAL] + [SKIPPED] * 4, 8, "^WARNING: the gradient of step 1 was not finite"),
+    ([SKIPPED] * 5, 6, "ENDED no gradient of the last 5 steps was finite"),
+    # A first validation without any mark.
+    ([validation(answered=0.0)], 1, "none of the 400 completions.*'</think>'.*--think-end TEXT"),
+    ([validation(answered=0.01), validation(answered=0.0, step=5)], 0, ""),
+    # A verifier that fails on more than 1 % of the last 10 steps' 200 groups, of the first step's as of 100 ...
+    ([USUAL] * 9 + [{"failed_groups": 2}], 0, ""),
+    ([USUAL] * 9 + [{"failed_groups": 3, "failures": [*BROKEN[:2], UNREADABLE]}], 4,
+     "ENDED the verifier failed on 3 groups: no memory$"),
+    ([{"failed_groups": 1}], 0, ""),
+    ([{"failed_groups": 2}], 1, "ENDED .*2 groups: see `failures` in the log"),
+    # ... or of a validation's prompts, unlike references that cannot be read.
+    ([validation(failures=BROKEN[:2] + [UNREADABLE] * 10)], 3, ""),
+    ([validation(failures=BROKEN + [UNREADABLE] * 10)], 5, "ENDED the verifier failed on 3 groups: no memory"),
+    ([validation(completions=0, failures=[UNREADABLE])], 2, "ENDED no validation prompt got verdicts: unreadable"),
+    ([validation(completions=0)], 1, "ENDED no .* verdicts: the function of --reward returned None"),
+    # A prompt without a verdict is named once, and of one's own function only the first.
+    ([{"failures": [UNREADABLE]}] * 2, 1, "^NO VERDICT b:1: unreadable$"),
+    ([RAISED] * 3, 1, "^NO VERDICT b:0: raised KeyError$"),
+])  # fmt: skip
+def test_what_is_warned_of_and_what_ends_a_run(rows, count, words):
+    lines = []
+    monitor = Monitor(lines.append, lambda reason: lines.append(f"ENDED {reason}"), "</think>")
+    monitor(CONFIG)
+    for number, row in enumerate(rows, 1):
+        monitor(STEP | TIMES | {"step": number} | row)
+    assert len(lines) == count and re.search(words, " ".join(lines))
+
+
+# --- What is shown ---------------------------------------------------------------------------------------------------
+
+IDLE = "idle: generators 10%, trainers 20%  0.2500 device-hours"
+VALIDATION = "step    7  VALIDATION pass rate 0.500 +- 0.250  (400 completions)  0.2500 device-hours"
+CURVES = {"tasks": {"math": 0.5, "aime.jsonl": 0.125}, "tasks_stderr": {"math": 0.25, "aime.jsonl": 0.0625}}
+
+
+@pytest.mark.parametrize("row, shown", [
+    (STEP, f"step    7  pass rate 0.500  kept 0, no gradient  {IDLE}"),
+    (STEP | {"kept": 3, "entropy": 1.25, "rho_mean": 1.0, "rho_max": 2.0},
+     f"step    7  pass rate 0.500  kept 3  entropy 1.250  rho 1.000 (max 2.00)  {IDLE}"),
+    (EVAL | CURVES | {"tasks": {"math": 0.5}}, VALIDATION),
+    (EVAL | CURVES, f"{VALIDATION}\n           math  0.500 +- 0.250\n           aime.jsonl  0.125 +- 0.062"),
+    ({"kind": "end", "step": 7}, ""),
+])  # fmt: skip
+def test_a_row_as_it_is_shown_without_a_terminal(row, shown, capsys):
+    screen = Screen(9, "device-hours")
+    screen(row | TIMES)
+    screen.close()
+    printed = capsys.readouterr()
+    assert printed.out == shown + "\n" * bool(shown) and printed.err == ""
+
+
+def test_in_virtual_time_only_evaluations_get_a_line(capsys):
+    screen = Screen(9, "virtual device-hours", virtual=True)
+    for row in (STEP, EVAL, STEP):
+        screen(row | TIMES)
+    assert capsys.readouterr().out == VALIDATION.replace("device", "virtual device") + "\n"

@@ -3,7 +3,7 @@
 Test: pytest tests/test_train.py
 """
 
-import shutil
+import copy
 import sys
 import time
 from contextlib import closing, suppress
@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -49,8 +48,9 @@ class TrainerDecodes:
             for name, tensor in precision.full_tensors(policy):
                 named[name].detach().copy_(tensor)
 
-        place = {name: getattr(processes, name) for name in ("heartbeat", "device", "dtype", "clock")}
-        self.turns = generate(args, SimpleNamespace(receive=copied, **place), LocalQueue(processes.store, *paces()))
+        local = copy.copy(processes)
+        local.receive = copied
+        self.turns = generate(args, local, LocalQueue(processes.store, *paces()))
         next(self.turns)  # makes the generator, which gets the trainer's weights
 
     def decode(self):
@@ -169,10 +169,10 @@ def evaluate_policy(args, prompts):
             dist.all_gather_object(shares, values, group=patient)
     if rank:
         return
-    for other in range(1, world):
-        with rows.open("ab") as file, part(args, other).open("rb") as more:
-            shutil.copyfileobj(more, file)
-        part(args, other).unlink()
+    with rows.open("ab") as file:
+        for other in range(1, world):
+            file.write(part(args, other).read_bytes())
+            part(args, other).unlink()
     rows.rename(rows.with_suffix(".jsonl"))
     report(args, prompts, {index: group for share in shares for index, group in share.items()})
 

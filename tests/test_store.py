@@ -3,6 +3,7 @@
 import os
 import pickle
 from dataclasses import replace
+from functools import partial
 from unittest.mock import MagicMock, Mock
 
 import pytest
@@ -22,7 +23,7 @@ def host():
 
 
 @pytest.fixture(params=["memory", "tcp"])
-def own(request):
+def stored(request):
     """A Store of rank 1, in memory and on a server."""
     backend = Memory() if request.param == "memory" else request.getfixturevalue("host").clone()
     return Store(backend, 1, quiet())
@@ -31,7 +32,7 @@ def own(request):
 # --- Values ----------------------------------------------------------------------------------------------------------
 
 
-def test_everything_that_is_sent_is_read(own):
+def test_everything_that_is_sent_is_read_and_a_counter_hands_out_each_number_once(stored):
     request = pipeline.Request(1, 0, replace(prompt(3), answer="4"), 2)
     sent = {
         "request": request,
@@ -40,15 +41,12 @@ def test_everything_that_is_sent_is_read(own):
         "state": pipeline.ControlState(stop="finished"),
         "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True},
     }
-    own.put(sent)
-    assert own.has(sent) and own.read("state") == sent["state"]
-    assert own.take(list(sent)) == list(sent.values())
-    assert not any(own.has([key]) for key in sent)
-    assert own.take([]) == []
-
-
-def test_a_counter_hands_out_each_number_once(own):
-    assert [own.count("claimed", more) for more in (0, 1, 1, 5)] == [0, 1, 2, 7]
+    stored.put(sent)
+    assert stored.has(sent) and stored.read("state") == sent["state"]
+    assert stored.take(list(sent)) == list(sent.values())
+    assert not any(stored.has([key]) for key in sent)
+    assert stored.take([]) == []
+    assert [stored.count("claimed", more) for more in (0, 1, 1, 5)] == [0, 1, 2, 7]
 
 
 class Hostile:
@@ -56,20 +54,20 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
-def test_a_hostile_value_in_the_store_calls_nothing(own, tmp_path, monkeypatch):
+def test_a_hostile_value_in_the_store_calls_nothing(stored, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    own.backend.set("state", pickle.dumps([Hostile()]))
-    for read, key in ((own.read, "state"), (own.take, ["state"])):
+    stored.backend.set("state", pickle.dumps([Hostile()]))
+    for read, key in ((stored.read, "state"), (stored.take, ["state"])):
         refuses("posix.mkdir", read, key, error=pickle.UnpicklingError)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_completion_over_8_mib_is_refused_before_it_breaks_the_connection(host):
-    own = Store(host.clone(), 0, quiet())
+    stored = Store(host.clone(), 0, quiet())
     large = {"rollout/train/0/0": answer(text="x" * (8 << 20))}
-    refuses("<= 8388608 bytes for rollout/train/0/0, got .* too many tokens", own.put, large)
-    own.put({"fits": answer(text="x" * ((8 << 20) - 1000))})
-    own.take(["fits"])
+    refuses("<= 8388608 bytes for rollout/train/0/0, got .* too many tokens", stored.put, large)
+    stored.put({"fits": answer(text="x" * ((8 << 20) - 1000))})
+    stored.take(["fits"])
 
 
 def test_a_generator_that_loses_the_store_ends():
@@ -99,8 +97,9 @@ def test_a_wait_tells_the_heartbeat_for_what_counts_as_progress_and_polls_less_a
 
 
 def test_a_wait_ends_with_the_reason_why_the_run_ends():
-    own = Store(Memory(), 0, quiet(), pause=float)
+    stored = Store(Memory(), 0, quiet(), pause=float)
     reasons = iter([None, None, "interrupted"])
-    refuses("^interrupted$", own.wait, "", bool, reasons.__next__, error=Interrupted)
+    refuses("^interrupted$", stored.wait, "", bool, reasons.__next__, error=Interrupted)
     # What rank 0 put before it told of the end is there: both happen between this rank's two looks.
-    assert own.wait("the batch", lambda: own.has(["batch"]), lambda: own.put({"batch": []}) or "interrupted") is None
+    there = partial(stored.has, ["batch"])
+    assert stored.wait("the batch", there, lambda: stored.put({"batch": []}) or "interrupted") is None

@@ -17,26 +17,17 @@ import train
 from plumbing import foreign_logs, settings
 from plumbing import log as log_file
 from plumbing import virtual as costs
-from plumbing.virtual import Events, InOneProcess
+from plumbing.virtual import InOneProcess
 
-# --- Clock, store, weights -------------------------------------------------------------------------------------------
-
-
-def test_events_come_in_the_order_of_their_times_and_of_their_entry_at_equal_times():
-    events, notes = Events(), []
-    for seconds, text in ((3.0, "last"), (1.0, "first"), (1.0, "second")):
-        events.after(seconds, partial(notes.append, text))
-    events.after(2.0, lambda: events.after(0.5, partial(notes.append, "third")))  # from then on
-    events.sleep(3.0)
-    assert notes == ["first", "second", "third", "last"] and events.now == 3.0
-    for _ in range(100):
-        events.sleep(0.1)
-    assert events.now == 3 + 100 * round(0.1 * 2**24) / 2**24  # sums are exact
-
+# --- What takes time -------------------------------------------------------------------------------------------------
 
 COSTS = costs.TABLE["exact"]._replace(decode=1.0, row=0.25, column=0.125, turn=0.5, broadcast=2.0)
-IDLE = SimpleNamespace(_running=[])
-NOTHING = IDLE, SimpleNamespace(wait=int), []  # what train.generate yields: generator, scorer, rollouts
+
+
+def generator(running, filled=0):
+    """What a generator's life yields after a decode step in which so many completions go on, as a stand-in."""
+    work = {"decode_seconds": 0.0, "slot_seconds": 0.0}
+    return SimpleNamespace(_running=[None] * running, filled=filled, slots=6, work=work), SimpleNamespace(wait=int)
 
 
 @pytest.fixture
@@ -59,28 +50,26 @@ def one_process(tmp_path):
 
 def test_a_turn_with_a_decode_step_takes_the_seconds_of_the_step_and_of_the_turn(one_process):
     times = []
-    running = [SimpleNamespace()] * 2
-    work = {"decode_seconds": 0.0, "slot_seconds": 0.0}
-    generator = SimpleNamespace(_running=running, filled=4, slots=6, work=work)
+    decoding, scorer = generator(2, filled=4)
 
     def life(args, processes, queue):
         while True:
             times.append(processes.clock())
-            yield generator, SimpleNamespace(wait=int), [SimpleNamespace()]  # 2 go on, 1 has ended: 3 rows
+            yield decoding, scorer, [None]  # 2 go on, 1 has ended: 3 rows
 
     one_process(life).events.sleep(4.0)
     # 1 + 3 / 4 + 3 * 4 / 8 = 3.25 for the step, which decodes in half of the slots; 0.5 for the turn
-    assert times == [0.0, 3.75] and work == {"decode_seconds": 6.5, "slot_seconds": 3.25}
+    assert times == [0.0, 3.75] and decoding.work == {"decode_seconds": 6.5, "slot_seconds": 3.25}
 
 
-def test_weights_arrive_at_all_receivers_at_once_and_are_copies(one_process):
+def test_weights_arrive_at_all_receivers_at_once_as_copies_and_when_all_wait_the_error_says_for_what(one_process):
     arrived = []
 
     def life(args, processes, queue):
         processes.receive({"w": (tensor := torch.zeros(2))})
-        yield NOTHING
+        yield *generator(0), []
         arrived.append((processes.clock(), tensor))
-        yield NOTHING
+        yield *generator(0), []
 
     processes = one_process(life, generators=2)
     processes.events.sleep(1.0)
@@ -90,16 +79,7 @@ def test_weights_arrive_at_all_receivers_at_once_and_are_copies(one_process):
     processes.events.sleep(1.0)
     assert [seconds for seconds, _ in arrived] == [3.0, 3.0]
     assert all(tensor.tolist() == [1.0, 1.0] for _, tensor in arrived)
-
-
-def test_when_all_wait_the_error_says_for_what_and_since_when(one_process):
-    def life(args, processes, queue):
-        while True:
-            yield NOTHING
-
-    processes = one_process(life, generators=2)
-    processes.events.sleep(2.0)
-    words = "waits for group 7, and no generator has anything to do, at 2.000 virtual"
+    words = "waits for group 7, and no generator has anything to do, at 4.000 virtual"
     refuses(words, processes.store.wait, "group 7", lambda: False, error=RuntimeError)
 
 
@@ -112,7 +92,7 @@ SMALL = (
 
 
 def run(out, flags):
-    """Run train.py in this process; returns what it logged, without the folder's name and the machine's times."""
+    """What a run of train.py in this process logs, without the folder's name and the machine's times."""
     start(f"{SMALL} {flags}", out)
     return logged(out)
 
@@ -249,7 +229,7 @@ def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_l
     first = rows[next(n for n, row in enumerate(rows) if row["kind"] == "end") + 2]  # after a second config
     whole = next(row for row in expected if row["kind"] == "step" and row["step"] == 4)
     of_its_clock = {"seconds", "seconds_generate", "seconds_publish", "idle_generators", "idle_trainers"}
-    of_its_clock |= {"slots_used", "decode_seconds"}
+    of_its_clock |= {"slots_used"}
     assert {name for name in whole if first[name] != whole[name]} <= of_its_clock  # it begins after a broadcast
     assert rows[-3:] == expected[-3:]  # step 6, its evaluation, the end
 

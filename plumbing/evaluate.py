@@ -21,7 +21,7 @@ import reward
 from pipeline import Request, RequestQueue
 from plumbing.build import make_generator, make_scorer
 from plumbing.devices import device, threads, torchrun
-from plumbing.log import append, counted, progress
+from plumbing.log import append, progress
 from plumbing.store import POLL, paces
 from verify.graders import NO_FAILURE, OWN
 
@@ -187,8 +187,7 @@ def report(args, prompts, values):
     groups = [values[prompt.index] for prompt in prompts]
     for curve in sorted({prompt.curve for prompt in prompts}):
         known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
-        asked = counted(len(known), "prompt")
-        print(f"{curve}: {asked}, {counted(args.generations, 'completion')} each")
+        print(f"{curve}: {len(known):,} prompt(s), {args.generations} completion(s) each")
         if not known:
             continue
         estimates = {f"mean@{args.generations}": reward.over_prompts([*map(mean, known)])}

@@ -85,7 +85,7 @@ class RunLog:
         self.used = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # of the generators' work, in rows so far
         self.logged = self.published = self.clock.gpu_hours  # at the last `step` row; after the last publication
         if processes.rank == 0:
-            self.screen = Screen(args.steps, processes.hours, virtual=bool(args.virtual))
+            self.screen = Screen(args.steps, processes.hours, virtual=self.virtual)
             stop = partial(processes.heartbeat.stop, failed=True)
             monitor = Monitor(self.screen.write, stop, args.think_end)
             self.observers: list = [self.screen, monitor, Figure(self.out, draw)]
@@ -504,15 +504,6 @@ def shown(row, hours):
     curves = row.get("tasks", {}) if kind == "eval" else {}
     lines = [f"\n{'':11}{curve}  {rate:.3f} +- {row['tasks_stderr'][curve]:.3f}" for curve, rate in curves.items()]
     return LINES[kind].format(**row, hours=hours) + "".join(lines if len(lines) > 1 else [])
-
-
-def counted(count, noun):
-    """A number of things.
-
-    >>> counted(1, "held-out prompt"), counted(2, "row")
-    ('1 held-out prompt', '2 rows')
-    """
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 class Lines:

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -166,6 +168,14 @@ def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_m
     }
     for words, other in others.items():
         refuses(words, rank.compare, [first, other], error=OSError)
+
+
+def test_ranks_that_cannot_reach_each_other_say_what_several_nodes_need(monkeypatch):
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, getattr(sys, stream))  # so that they are put back
+    monkeypatch.setattr(processes.dist, "init_process_group", Mock(side_effect=RuntimeError("Connection refused")))
+    words = "rank 0 on .* cannot reach the other ranks: Connection refused; .* GLOO_SOCKET_IFNAME .*--local-addr"
+    refuses(words, Processes, given(), error=SystemExit)
 
 
 def test_the_code_that_nodes_compare_is_every_file_that_train_py_imports(tmp_path):

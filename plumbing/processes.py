@@ -250,8 +250,7 @@ class Processes:
                 print(self.farewell(reason), file=sys.stderr)
             return 1
         if reason.startswith("interrupted") and self.rank == 0:
-            how = f"by {reason.split()[-1]} " if " got SIG" in reason else ""
-            print(f"stopped {how}at step {self.reached}; go on with --resume")
+            print(f"stopped at step {self.reached}; go on with --resume")
         return 0
 
     def close(self):

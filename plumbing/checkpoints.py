@@ -1,24 +1,24 @@
 """Checkpoints: a fault never costs the last good one, and only rank 0 ever holds all weights in fp32.
 
-    checkpoint-STEP/                  renamed from checkpoint.tmp when complete and flushed; the two latest are kept
+    checkpoint-STEP/                  renamed from checkpoint.tmp when all ranks have written and all is on the disk
       config.json, *.safetensors, …   the policy in the generators' dtype: for generators, --evaluate, other programs
-      contents.json                   written last: the size of every file, the checksums of those under state/
       state/                          what any number of trainers can resume from: fp32 weights and AdamW's moments
                                       (torch.distributed.checkpoint, each rank writes its shards); run.json: counters
 
+The two latest are kept, and the one of the best evaluation.
 
 Deviation: none known; the paper does not describe its checkpoints.
 
-Run by train.py. Test: pytest tests/test_faults.py tests/test_train.py
+Run by train.py. Test: pytest tests/test_checkpoints.py tests/test_run_folder.py tests/test_faults.py
 """
 
-import hashlib
 import itertools
 import json
 import os
 import pickle
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
@@ -45,7 +45,10 @@ LATEST = 1800.0  # seconds of wall clock between two checkpoints at most, unless
 FILES = "model.safetensors model.safetensors.index.json pytorch_model.bin pytorch_model.bin.index.json".split()
 ADAPTERS = "adapter_config.json adapter_model.safetensors adapter_model.bin".split()
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError)
+POINTER = b"version https://git-lfs"  # how a file of git-lfs begins that was not fetched
+# What readers of JSON, pickles, torch's files and safetensors raise for bytes that they cannot parse.
+UNPARSED = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError)
+UNPARSED += (pickle.UnpicklingError, SafetensorError)
 # Hugging Face model types whose logits are lm_head(body(ids)): one linear layer without bias, nothing after it.
 SUPPORTED = ("gemma", "llama", "mistral", "mixtral", "olmo2", "olmoe", "qwen2", "qwen3", "qwen3_moe", "smollm3")
 REFUSED = {
@@ -99,29 +102,35 @@ def check_weights(folder, config):
 
     transformers would fill in random weights, part weights that the config ties, or leave tensors out, and only say so.
     """
+    for path in Path(folder).glob("*"):  # of a name on the hub there is none
+        if path.is_file() and begins(path, POINTER):
+            raise ValueError(f"{path.name} is a pointer of git-lfs; expected the file, which `git lfs pull` fetches")
     if adapter := first_file(folder, ADAPTERS):
         raise ValueError(f"{Path(adapter).name} is part of an adapter: merge it into the weights first")
     if other := getattr(config, "transformers_weights", None):
         raise ValueError(f"config.json names {other} as its weights: expected one of {', '.join(FILES)}")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    path = first_file(folder, FILES)
+    if not path:
+        raise ValueError(f"expected weights, found none of {', '.join(FILES)}")
     stored = {}
     try:
-        if not (first := first_file(folder, FILES)):
-            raise OSError(f"there is none of {', '.join(FILES)}")
-        paths = get_checkpoint_shard_files(folder, first)[0] if first.endswith(".json") else [first]
-        for path in paths:  # they are mapped, not read
-            part = torch.load(path, mmap=True, weights_only=True) if path.endswith(".bin") else load_file(path)
-            if twice := stored.keys() & part.keys():
-                raise ValueError(f"{min(twice)} is in more than one of them")
-            stored |= part
+        shards = get_checkpoint_shard_files(folder, path)[0] if path.endswith(".json") else [path]
+        for path in shards:  # they are mapped, not read
+            stored |= torch.load(path, mmap=True, weights_only=True) if path.endswith(".bin") else load_file(path)
         fault = misfit(stored, model)
-    except UNREADABLE as error:
-        fault = f"its files cannot be read: {type(error).__name__}: {str(error).partition('. ')[0]}"
+    except (OSError, *UNPARSED) as error:
+        fault = f"{Path(path).name} cannot be read: {type(error).__name__}: {str(error).partition('. ')[0]}"
     if fault:
         cause = "the config of another model, an adapter that was not merged, or an unfinished download or conversion"
         expected = "expected the tensors that its config.json asks for, and no others"
         raise ValueError(f"{expected}; {fault}; likely cause: {cause}")
+
+
+def begins(path, start):
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
 
 
 def misfit(stored, model):
@@ -211,7 +220,7 @@ class StateReader(dcp.FileSystemReader):
 def load_state(folder, policy, optimizer, group, *, stepped):
     """Load a checkpoint's weights, and AdamW's moments if `stepped` (see `save`), in place; all of `group` call it.
 
-    Raises OSError for a state/ that cannot be read, or that names anything but what METADATA lists.
+    Raises OSError for a state/ that cannot be read, or that holds anything but tensors.
     """
     state = tensors(policy, optimizer, stepped)
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # else dcp unpickles what is no tensor, such as AdamW's betas
@@ -219,7 +228,8 @@ def load_state(folder, policy, optimizer, group, *, stepped):
         dcp.load(state, storage_reader=StateReader(Path(folder) / "state"), process_group=group)
     except dcp.CheckpointException as error:
         cause = str(first_cause(error)).partition(". ")[0]
-        raise OSError(f"--resume: {folder}/state cannot be read: {cause}") from error
+        way = "Nothing was changed; to go on from the checkpoint before it, move this one away"
+        raise OSError(f"--resume: {folder}/state cannot be read: {cause}. {way}") from error
     if stepped:
         sharded.set_optimizer_state_dict(policy, optimizer, state["optimizer"])
 
@@ -241,93 +251,89 @@ def tensors(policy, optimizer, stepped):
     return {"policy": dict(policy.named_parameters()), "buffers": dict(policy.named_buffers())} | moments
 
 
-CONTENTS = "contents.json"
-STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every checkpoint, also of earlier versions
-
-
-def set_aside(out, folder):
-    """Rename the checkpoints after `folder`, which are broken: the run will write checkpoints of the same steps."""
-    names = [checkpoint.name for checkpoint in finished_checkpoints(out)]
-    for name in names[names.index(Path(folder).name) + 1 :]:
-        places = (Path(out) / f"{name}-broken{number}" for number in itertools.chain([""], itertools.count(2)))
-        (Path(out) / name).rename(next(place for place in places if not place.exists()))
-
-
-def pick(out, expected):
-    """The newest intact checkpoint, by checksums too; sets broken ones after it aside, and says so.
-
-    Raises OSError if there is none.
-    """
-    folder, faults = newest(out, thorough=True)
-    if not folder:
-        raise OSError(f"--resume: found no intact checkpoint in {out}: {faults}")
-    if str(folder) != expected:
-        print(f"{faults}; --resume: goes on from {folder}")
-    set_aside(out, folder)
-    return str(folder)
-
-
 # --- Whole or broken -------------------------------------------------------------------------------------------------
 
 
-def damage(folder, *, needed=STATE, thorough=False):
-    """What is wrong with a checkpoint, in words; "" if nothing is found.
+def damage(folder):
+    """What of a checkpoint is missing, cut or torn, as a crash or a full disk leaves it, in words; "" if it is whole.
 
-    needed    files that must be there, whatever contents.json says (which earlier versions did not write)
-    thorough  compare the checksums too, which reads all of state/
+    Raises OSError for a file that is there and cannot be opened.
     """
     folder = Path(folder)
+    name = "state/run.json"
     try:
-        known = {"bytes": {}, "sha256": {}}
-        if (folder / CONTENTS).exists():
-            known = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
-        fault = misfits(folder, known["bytes"], needed)
-        if thorough and not fault:
-            fault = changed(folder, known["sha256"])
-        if fault:
-            return fault
-        if needed == STATE:
-            counters(folder)["version"]
+        for key in ("version", "stepped", "curriculum"):
+            counters(folder)[key]
+        name = "state/.metadata"
+        parts = StateReader(folder / "state").read_metadata().storage_data.values()
+        for part in parts:
+            name = f"state/{part.relative_path}"
+            least = part.offset + part.length
+            if (size := (folder / name).stat().st_size) < least:
+                return f"{name} has {size} bytes, expected {least} or more"
         for path in folder.glob("*.safetensors"):
-            with safe_open(path, "pt"):  # reads the header, which says how long the file must be
+            name = path.name
+            # `safe_open` reads the header, which says how long the file must be. It takes no permission for no file.
+            with path.open("rb"), safe_open(path, "pt"):
                 pass
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, SafetensorError) as error:
-        fault = f"its files cannot be read: {type(error).__name__}: {error}"
-    return fault
-
-
-def misfits(folder, sizes, needed):
-    """The first file that is missing or does not have its size, in words; sizes {name: bytes}."""
-    for name in (*needed, *sizes):
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if (got := (folder / name).stat().st_size) != sizes.get(name, got):
-            return f"{name} has {got} bytes, not {sizes[name]}"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except UNPARSED as error:
+        return f"{name} cannot be read: {type(error).__name__}: {error}"
     return ""
 
 
-def changed(folder, digests):
-    """The first file that does not hold what was written, in words; digests {name: checksum}."""
-    for name, digest in digests.items():
-        if checksum(folder / name) != digest:
-            return f"{name} holds other bytes than were written"
-    return ""
+def newest(out):
+    """(the newest whole checkpoint of a run or None, {a broken one after it: what is wrong, in words}).
 
-
-def newest(out, *, thorough=False):
-    """(the newest intact checkpoint of a run or None, what is wrong with the broken ones after it, in words)."""
-    faults = []
+    Raises OSError if there are only broken ones, or one whose files cannot be opened.
+    """
+    broken = {}
     for folder in reversed(finished_checkpoints(out)):
-        fault = damage(folder, thorough=thorough)
+        fault = damage(folder)
         if not fault:
-            return folder, "; ".join(faults)
-        faults.append(f"{folder} is broken: {fault}")
-    return None, "; ".join(faults)
+            return folder, broken
+        broken[folder] = fault
+    if broken:
+        faults = "; ".join(f"{folder}: {fault}" for folder, fault in broken.items())
+        raise OSError(f"--resume: expected a whole checkpoint in {out}, found broken ones only: {faults}")
+    return None, broken
 
 
-def checksum(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def pick(out):
+    """The newest whole checkpoint. Broken ones after it get a name that no checkpoint has, and are named in a line.
+
+    Raises OSError as `newest`.
+    """
+    folder, broken = newest(out)
+    for damaged, fault in broken.items():
+        names = (f"{damaged.name}-broken{number}" for number in itertools.count(1))
+        aside = next(path for path in map(damaged.with_name, names) if not path.exists())
+        damaged.rename(aside)  # the run will write a checkpoint of the same step
+        print(f"{damaged} is broken: {fault}; it is {aside.name} now, and --resume goes on from {folder}")
+    return str(folder)
+
+
+def check_same_policy(model, folder):
+    """Raise ValueError unless a --model of --resume has config and tokenizer of the checkpoint, whose weights it takes.
+
+    folder  None: there is no checkpoint, so that nothing tells
+    """
+    theirs = described(folder) if folder else {}
+    ours = described(model)
+    if differ := [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]:
+        expected = f"expected the model of the run, with the same {', '.join(differ)} as in {folder or 'a checkpoint'}"
+        raise ValueError(f"--resume with --model {model}: {expected}. To go on as before, leave out --model")
+
+
+def described(place):
+    """{name: bytes} of a policy's files for config and tokenizer, as transformers writes them today."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = AutoConfig.from_pretrained(place)
+        config.dtype = None  # of its weights
+        config.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(place).save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def counters(folder):
@@ -339,10 +345,11 @@ def counters(folder):
 
 
 def save(out, policy, optimizer, tokenizer, weights, counters, processes):
-    """Write a checkpoint and delete all but the two latest; every trainer rank calls this.
+    """Write a checkpoint; delete all but the two latest and the best one. Every trainer rank calls this.
 
     weights   on rank 0, {Hugging Face name: whole tensor}, in the generators' dtype
-    counters  what run.json keeps; needs `version` (the step) and `stepped` (whether AdamW has a state)
+    counters  what run.json keeps; needs `version` (the step), `stepped` (whether AdamW has a state) and `best` ({} or
+              the version and pass_rate of the best evaluation that has a checkpoint)
     Raises OSError if it cannot be written: earlier checkpoints are then untouched, and checkpoint.tmp is removed.
     """
     folder = Path(out) / "checkpoint.tmp"
@@ -353,13 +360,11 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
             (folder / "state").mkdir(parents=True)
             (folder / "state" / "run.json").write_text(json.dumps(counters), encoding="utf-8")
             save_policy(folder, policy.model, tokenizer, weights, processes.dtype)
-            flush(folder)
         dist.barrier(processes.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
         state = tensors(policy, optimizer, counters["stepped"])
-        dcp.save(state, checkpoint_id=folder / "state", process_group=processes.writers)  # flushed by each rank
-        digests = gather_checksums(folder / "state", processes)
+        # It returns when all ranks have written and flushed.
+        dcp.save(state, checkpoint_id=folder / "state", process_group=processes.writers)
         if leads:
-            write_contents(folder, digests)
             flush(folder)  # else a crash could leave the new name on disk without the files' contents
             folder.rename(Path(out) / f"checkpoint-{counters['version']}")
     except (Exception, dcp.CheckpointException) as error:
@@ -375,10 +380,11 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
             shutil.rmtree(folder, ignore_errors=True)
     if leads:
         # No folder that another program has written, or that is newer.
-        whole = [folder for folder in finished_checkpoints(out) if (folder / STATE[1]).exists()]
-        done = [folder for folder in whole if step_of(folder) <= counters["version"]]
+        ours = [folder for folder in finished_checkpoints(out) if (folder / "state" / "run.json").exists()]
+        done = [folder for folder in ours if step_of(folder) <= counters["version"]]
         for old in done[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
+            if step_of(old) != counters["best"].get("version"):
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def save_policy(folder, model, tokenizer, weights, dtype):
@@ -387,28 +393,6 @@ def save_policy(folder, model, tokenizer, weights, dtype):
     model.save_pretrained(folder, state_dict=weights)
     model.config.dtype = dtype  # `save_pretrained` has noted the fp32 of the master weights
     model.config.save_pretrained(folder)
-    spell_as_before(folder)
-
-
-def spell_as_before(folder):
-    """Add the names of transformers 4 to a policy's config and tokenizer: it would take other angles, and say nothing.
-
-    transformers 5 and vLLM read both.
-    """
-    config = json.loads((folder / "config.json").read_text())
-    rope = config["rope_parameters"]
-    config["rope_theta"] = rope["rope_theta"]
-    if rope["rope_type"] != "default":
-        config["rope_scaling"] = rope
-    if "num_local_experts" in config:
-        config["num_experts"] = config["num_local_experts"]
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-    tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens", [])
-    if (folder / "tokenizer.json").exists():
-        # The class that takes all from tokenizer.json, in both; others of that name differ in what they add to it.
-        tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=2))
 
 
 def flush(folder):
@@ -421,19 +405,3 @@ def flush(folder):
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def gather_checksums(state, processes):
-    """{name of a file in state/: its checksum} on rank 0; each trainer reads the files that it has just written."""
-    mine = {path.name: checksum(path) for path in state.glob(f"__{processes.rank}_*")}
-    parts = [{}] * dist.get_world_size(processes.writers) if processes.rank == 0 else None
-    dist.gather_object(mine, parts, group=processes.writers)
-    return {name: digest for part in parts or () for name, digest in part.items()}
-
-
-def write_contents(folder, digests):
-    """Write contents.json: with it a reader can tell a whole checkpoint from a broken one."""
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    states = [name for name in sizes if name.startswith("state/")]
-    sums = {name: digests.get(name.removeprefix("state/")) or checksum(folder / name) for name in states}
-    (folder / CONTENTS).write_text(json.dumps({"bytes": sizes, "sha256": sums}, indent=1), encoding="utf-8")

@@ -13,6 +13,7 @@ import forecast
 from plumbing import figures
 from plumbing.arguments import Parser
 from plumbing.foreign_logs import read_run, read_runs
+from plumbing.log import best_checkpoint
 
 
 def with_tasks(run, path):
@@ -56,6 +57,8 @@ def summary(law, half=None, until=None, reach=None):
     low, high = law.band(C)
     fall = forecast.peak(law)
     words = forecast.known(law)
+    if fall and (best := best_checkpoint(Path(run.source[0].rstrip()).parent)):
+        words = {name: f"{text} The best evaluation was that of {best}." for name, text in words.items()}
     found = {
         "run": run.name,
         "unit": run.unit,

@@ -80,7 +80,6 @@ class RunLog:
         self.totals |= state.get("totals", {})
         hours = state.get("gpu_hours", 0.0) + self.count_lost(state)
         self.clock = Clock(processes.devices, hours, processes.clock)
-        self.size = 0  # bytes of the log, as written
         self.seconds = {"publish": 0.0}  # of the last time
         self.used = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # of the generators' work, in rows so far
         self.logged = self.published = self.clock.gpu_hours  # at the last `step` row; after the last publication
@@ -115,25 +114,9 @@ class RunLog:
             row |= self.timing()
         flops = self.parameters * (2.0 * self.totals["tokens"] + 6.0 * self.totals["tokens_trained"])
         row = {"kind": kind, "step": step, "gpu_hours": self.clock.gpu_hours, **self.totals, "flops": flops} | row
-        log = self.out / "log.jsonl"
-        if kind == "config":
-            self.config = row
-        elif not is_locked(self.processes.lock, self.out) or log.stat().st_size < self.size:
-            self.begin_anew()
-        append(log, row)
-        self.size = log.stat().st_size
+        append(self.out / "log.jsonl", row)
         for observe in self.observers:
             observe(row)
-
-    def begin_anew(self):
-        """The log or a part is gone: say it, and begin another with the flags, without which no run is resumed."""
-        self.processes.lock.close()
-        self.processes.lock = lock_log(self.out)
-        self.screen.write(
-            f"WARNING: {self.out / 'log.jsonl'} was removed, moved or cut while the run writes it. A new one begins "
-            "with the run's flags; put the earlier rows before them to fit the whole run"
-        )
-        append(self.out / "log.jsonl", self.config)
 
     @contextmanager
     def validation(self, completions, decoder):
@@ -244,9 +227,6 @@ def finite(value):
 # --- Rows of a log, and the checkpoints beside it --------------------------------------------------------------------
 
 
-RENAMED = {"average": "aggregation"}  # flags of earlier versions -> their names today
-
-
 def step_of(folder):
     """The number of a checkpoint-STEP folder."""
     return int(Path(folder).name.partition("-")[2])
@@ -256,6 +236,14 @@ def finished_checkpoints(out):
     """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best, or a file."""
     folders = [folder for folder in Path(out).glob("checkpoint-*") if folder.is_dir()]
     return sorted((folder for folder in folders if folder.name.partition("-")[2].isdigit()), key=step_of)
+
+
+def best_checkpoint(out):
+    """The checkpoint of a run's best evaluation, as the newest one names it, or None."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        last = finished_checkpoints(out)[-1]
+        best = json.loads((last / "state" / "run.json").read_text(encoding="utf-8"))["best"]
+        return last.with_name(f"checkpoint-{best['version']}")
 
 
 def others(out):
@@ -284,26 +272,13 @@ def lock_log(out, *, alone=True):
     return log
 
 
-def is_locked(log, out):
-    """Whether `log`, as from `lock_log`, is still the file of that name."""
-    try:
-        return os.path.samestat(os.fstat(log.fileno()), (Path(out) / "log.jsonl").stat())
-    except FileNotFoundError:
-        return False
-
-
 def read_rows(log):
-    """(the rows of a run's log, the numbers of lines that are none: a crash or a full disk may leave such lines).
-
-    Flags of earlier versions have today's names.
-    """
+    """(the rows of a run's log, the numbers of lines that are none: a crash or a full disk may leave such lines)."""
     intact = []
     broken = []
     for place, line in enumerate(Path(log).read_bytes().split(b"\n"), 1):
         try:
             row = json.loads(line.decode() or "null")
-            if row and row["kind"] == "config":
-                row["flags"] = {RENAMED.get(name, name): value for name, value in row["flags"].items()}
             intact += [row] if row and row["kind"] else []
         except (ValueError, KeyError, TypeError, RecursionError):
             broken.append(place)
@@ -323,7 +298,7 @@ def lost_since(out, state):
 
 def stored_flags(log):
     """The settings with which the run of this log was last started, as logged. Raises ValueError if it does not say."""
-    starts = [row["flags"] for row in read_rows(log)[0] if row["kind"] == "config"]
+    starts = [row["flags"] for row in read_rows(log)[0] if row["kind"] == "config" and "flags" in row]
     if not starts:
         raise ValueError(f"expected a row in {log} that says with which flags the run was started; found none intact")
     return starts[-1] | starts[-1]["clips"]

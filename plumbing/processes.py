@@ -32,9 +32,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipeline import RequestQueue
 from plumbing import heartbeat
-from plumbing.checkpoints import newest, pick
+from plumbing.checkpoints import pick
 from plumbing.devices import backend, cores, device, end_launcher, refuse, threads, torchrun, uuid, world_size
-from plumbing.log import lock_log, step_of
+from plumbing.log import finished_checkpoints, lock_log, step_of
 from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store, paces
 from verify import sandbox
 
@@ -172,8 +172,8 @@ class Processes:
     def agree(self, args):
         """The Settings that all ranks agree on, before anything is loaded; every rank calls this.
 
-        Rank 0 locks --out and picks the newest intact checkpoint, now by checksums too. All look whether they see a
-        file that it has just made there, and say with what they started and which protections their sandboxes have.
+        Rank 0 locks --out and picks the newest whole checkpoint. All look whether they see a file that it has just
+        made there, and say with what they started and which protections their sandboxes have.
         Raises OSError if --out is in use, is not one folder for all nodes, or holds broken checkpoints only, or if a
         rank was started with other settings, versions or code.
         """
@@ -181,7 +181,7 @@ class Processes:
         if self.rank == 0:
             with self.heartbeat.working():
                 self.lock = lock_log(out)  # until this process ends
-                picked = pick(out, args.checkpoint) if args.resume else None
+                picked = pick(out) if args.resume else None
             mark = NamedTemporaryFile(dir=out, prefix=".start-")  # removed when it is closed
             self.store.put({"start": (Path(mark.name).name, picked, bool(args.protections))})
         self.store.wait("rank 0 to pick a checkpoint", lambda: self.store.has(["start"]))
@@ -225,10 +225,9 @@ class Processes:
 
     def farewell(self, reason):
         """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""
-        last, _ = newest(self.out)
         checkpoint = "no checkpoint yet"
-        if last:
-            checkpoint = f"a checkpoint of step {step_of(last)}: go on with --resume"
+        if finished := finished_checkpoints(self.out):
+            checkpoint = f"a checkpoint of step {step_of(finished[-1])}: go on with --resume"
         return f"train.py: error: {reason}; {self.out} holds {checkpoint} ({self.name(self.rank)})"
 
     def end(self, reason):

@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[1]  # the project's folder, so that base
 def flag(help, marks=frozenset(), default=None, **more):
     """A field of Settings. Its default is here or in recipes.py.
 
-    marks                    some of EVALUATION, FIXED, START
+    marks                    some of EVALUATION, FREE, START
     type, choices, metavar   as in argparse
     least, above             bounds of a number: at least `least`; more than `above`, and finite
     read_with                (name, value) of the setting with which it is read
@@ -58,7 +58,7 @@ def flag(help, marks=frozenset(), default=None, **more):
 
 
 EVALUATION = frozenset({"evaluation"})  # --evaluate reads it too
-FIXED = frozenset({"fixed"})  # the state of a run depends on it: --resume cannot change it
+FREE = frozenset({"free"})  # --resume may change it: neither samples nor gradients depend on it
 START = frozenset({"start"})  # it belongs to one start: --resume does not take it from the log
 LENGTH_CONTROLS = ("interrupt", "penalty", "none")
 INTERRUPT, PENALTY = ("length_control", "interrupt"), ("length_control", "penalty")
@@ -119,103 +119,96 @@ GROUPS = {
 class Settings:
     """All flags of train.py, and what follows from them. What fits, and what ranks agree on, are copies of it."""
 
-    recipe: str = flag("a published recipe (A.16); flags given beside it win", FIXED, "scalerl", choices=RECIPES)
-    loss: str = flag("objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)", FIXED, type=loss_name)
+    recipe: str = flag("a published recipe (A.16); flags given beside it win", default="scalerl", choices=RECIPES)
+    loss: str = flag("objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)", type=loss_name)
     aggregation: str = flag("loss aggregation (Sec. 3.2)", choices=AGGREGATIONS)
     normalisation: str = flag("advantage normalisation (Sec. 3.2)", choices=NORMALISATIONS)
     zero_variance_filter: bool = flag("drop prompts with all completions right or all wrong (Sec. 3.2)")
     no_positive_resampling: float | None = flag(
         "pass rate at which a prompt is never sampled again, or off (Sec. 3.2)", type=share_or_off, metavar="SHARE|off"
     )
-    fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", FIXED | EVALUATION)
+    fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", EVALUATION)
 
-    off_policy: str = flag("when batches are generated and weights sent (Sec. 3.1)", FIXED, choices=OFF_POLICY)
-    k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)", FIXED)
-    prompts: int = flag("P, prompts per optimizer step", FIXED, least=1)
+    off_policy: str = flag("when batches are generated and weights sent (Sec. 3.1)", choices=OFF_POLICY)
+    k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)")
+    prompts: int = flag("P, prompts per optimizer step", least=1)
     generations: int = flag("G, completions per prompt; with --evaluate, the k of mean@k", EVALUATION, least=1)
-    generator: str = flag("inference backend; vllm: docs/own.md", EVALUATION, "torch", choices=("torch", "vllm"))
-    slots: int = flag("completions that a generator decodes at once; fewer if memory is short", EVALUATION, least=1)
+    generator: str = flag("inference backend; vllm: docs/own.md", FREE | EVALUATION, "torch", choices=("torch", "vllm"))
+    slots: int = flag(
+        "completions that a generator decodes at once; fewer if memory is short", FREE | EVALUATION, least=1
+    )
     trainers: int | None = flag("T, ranks that train; the others generate (default: a fifth)", START, least=1)
     virtual: str | None = flag(
-        "virtual time: exact, generators, balanced, trainers, measured:LOG (docs/virtual.md)", FIXED, metavar="COSTS"
+        "virtual time: exact, generators, balanced, trainers, measured:LOG (docs/virtual.md)", metavar="COSTS"
     )
-    generators: int = flag("with --virtual: generators beside the T trainers", FIXED, 1, least=1, metavar="N")
+    generators: int = flag("with --virtual: generators beside the T trainers", default=1, least=1, metavar="N")
 
-    model: str = flag("folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", FIXED)
+    model: str = flag("folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", FREE)
     data: list[str] = flag(
         f"prompts: {', '.join(data.EMBEDDED_TASKS)}, a JSONL file, or what `datasets` reads (plumbing/prompts.py)",
-        FIXED | EVALUATION,
+        FREE | EVALUATION,
         ("arithmetic",),
         metavar="NAME[:WEIGHT][:TASK]",
     )
-    prompt_column: list[str] = flag("field of the prompt; of several the first found", FIXED | EVALUATION, ("prompt",))
-    answer_column: list[str] = flag("field of the answer; of several the first found", FIXED | EVALUATION, ("answer",))
+    prompt_column: list[str] = flag("field of the prompt; of several the first found", EVALUATION, ("prompt",))
+    answer_column: list[str] = flag("field of the answer; of several the first found", EVALUATION, ("answer",))
     template: list[str] = flag(
-        "variables of the chat template, as enable_thinking=false", FIXED | EVALUATION, (), metavar="NAME=VALUE"
+        "variables of the chat template, as enable_thinking=false", EVALUATION, (), metavar="NAME=VALUE"
     )
     date: str = flag(
-        "that a chat template writes (default: of the run's first start)",
-        FIXED | EVALUATION,
-        type=day,
-        metavar="YYYY-MM-DD",
+        "that a chat template writes (default: of the run's first start)", EVALUATION, type=day, metavar="YYYY-MM-DD"
     )
-    skip_unusable: bool = flag("leave out rows without a usable prompt or answer", FIXED | EVALUATION, False)
-    verify_timeout: float = flag(
-        "seconds to check an answer, or one test of a program", FIXED | EVALUATION, 5.0, above=0
-    )
+    skip_unusable: bool = flag("leave out rows without a usable prompt or answer", EVALUATION, False)
+    verify_timeout: float = flag("seconds to check an answer, or one test of a program", EVALUATION, 5.0, above=0)
     reward: str | None = flag(
-        "your own function instead of the graders (docs/rewards.md)", FIXED | EVALUATION, metavar="FILE.py:FUNCTION"
+        "your own function instead of the graders (docs/rewards.md)", EVALUATION, metavar="FILE.py:FUNCTION"
     )
-    verifiers: int = flag("processes of each generator that check answers", EVALUATION, 2, least=1, metavar="N")
-    temperature: float = flag(
-        "of sampling; 0, with --evaluate: the most probable token", FIXED | EVALUATION, 1.0, least=0
-    )
+    verifiers: int = flag("processes of each generator that check answers", FREE | EVALUATION, 2, least=1, metavar="N")
+    temperature: float = flag("of sampling; 0, with --evaluate: the most probable token", EVALUATION, 1.0, least=0)
     dtype: str = flag(
-        "not of master weights; default: bfloat16 on GPUs, else float32",
-        FIXED | EVALUATION,
-        choices=("float32", "bfloat16"),
+        "not of master weights; default: bfloat16 on GPUs, else float32", EVALUATION, choices=("float32", "bfloat16")
     )
 
     think_end: str | None = flag(
         "the answer is what follows the last TEXT of a completion; none: the whole completion is the answer",
-        FIXED | EVALUATION,
+        EVALUATION,
         THINK_END,
         type=mark_or_none,
         metavar="TEXT|none",
     )
-    max_prompt_tokens: int = flag("longer prompts are dropped and counted", FIXED | EVALUATION, least=1)
-    max_new_tokens: int = flag("thinking and answer tokens of a completion", FIXED | EVALUATION, least=1)
-    length_control: str = flag(
-        "interruptions, the penalty of Eq. 9, or none", FIXED | EVALUATION, choices=LENGTH_CONTROLS
-    )
+    max_prompt_tokens: int = flag("longer prompts are dropped and counted", EVALUATION, least=1)
+    max_new_tokens: int = flag("thinking and answer tokens of a completion", EVALUATION, least=1)
+    length_control: str = flag("interruptions, the penalty of Eq. 9, or none", EVALUATION, choices=LENGTH_CONTROLS)
     interrupt_at: tuple[int, int] = flag(
         "interrupt: a completion still thinking at a length drawn from here is made to answer (A.10)",
-        FIXED | EVALUATION,
+        EVALUATION,
         least=1,
         metavar=("LO", "HI"),
         read_with=INTERRUPT,
     )
-    interrupt_phrase: str = flag("interrupt: the text that is injected there", FIXED | EVALUATION, read_with=INTERRUPT)
+    interrupt_phrase: str = flag("interrupt: the text that is injected there", EVALUATION, read_with=INTERRUPT)
     length_max: int = flag("penalty: L_max of Eq. 9, tokens", least=1, read_with=PENALTY)
     length_cache: int = flag("penalty: L_cache of Eq. 9, tokens", least=1, read_with=PENALTY)
 
-    lr: float = flag("AdamW learning rate, constant after warm-up (A.3)", above=0)
-    warmup: int = flag("optimizer steps of linear warm-up (A.3)", least=1)
+    lr: float = flag("AdamW learning rate, constant after warm-up (A.3)", FREE, above=0)
+    warmup: int = flag("optimizer steps of linear warm-up (A.3)", FREE, least=1)
     weight_decay: float = flag("AdamW weight decay (A.3)", default=0.01, least=0)
-    steps: int = flag("optimizer steps of the run", least=1)
-    token_budget: int = flag("padded tokens per micro-batch and trainer", least=1)
-    activation_checkpointing: bool = flag("recompute layers in the backward pass: less memory, slower")
+    steps: int = flag("optimizer steps of the run", FREE, least=1)
+    token_budget: int = flag("padded tokens per micro-batch and trainer", FREE, least=1)
+    activation_checkpointing: bool = flag("recompute layers in the backward pass: less memory, slower", FREE)
 
-    eval_every: int = flag("optimizer steps between evaluations", least=1)
+    eval_every: int = flag("optimizer steps between evaluations", FREE, least=1)
     checkpoint_every: int | None = flag(
-        "optimizer steps between checkpoints (default: as --eval-every, or 30 minutes)", least=1
+        "optimizer steps between checkpoints (default: as --eval-every, or 30 minutes)", FREE, least=1
     )
     eval_prompts: int = flag(
-        "validation prompts of every source, at most; own model: fewer for few generators", FIXED | EVALUATION, least=1
+        "validation prompts of every source, at most; own model: fewer for few generators", EVALUATION, least=1
     )
-    eval_generations: int = flag("completions per validation prompt (mean@k)", FIXED, least=1)
-    timeout: float = flag("seconds without progress after which a rank counts as lost", EVALUATION, 600.0, above=0)
-    seed: int = flag("of the order of training prompts and of sampling", FIXED | EVALUATION, 0)
+    eval_generations: int = flag("completions per validation prompt (mean@k)", least=1)
+    timeout: float = flag(
+        "seconds without progress after which a rank counts as lost", FREE | EVALUATION, 600.0, above=0
+    )
+    seed: int = flag("of the order of training prompts and of sampling", EVALUATION, 0)
     out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
     evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")
     plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=fleet, metavar="NxGPU")
@@ -326,7 +319,7 @@ def in_force(asked):
     sizes = ["max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"]
     sizes += [] if "evaluate" in asked else ["eval_prompts"]
     args.asked = sorted({*asked, *(name for name in sizes if name in earlier)})
-    derive_defaults(args, given, asked)
+    derive_defaults(args, given, asked, earlier)
     check(args, given, asked)
     say_who_is_awaited()
     return Settings(**vars(args))
@@ -374,12 +367,13 @@ def earlier_flags(asked):
         return {}
     lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
     stored = restored(log, asked)
-    for name, setting in FIELDS.items():
-        was = stored.get(name, setting.default)
-        if FIXED <= setting.metadata["marks"] and asked.get(name, was) != was:
+    for name, value in asked.items():
+        setting = FIELDS.get(name)  # None: a clip flag of a loss
+        was = stored.get(name, setting.default if setting else value)
+        if value != was and not (setting and setting.metadata["marks"] & (FREE | START)):
             way = f" from its weights: --model {checkpoints[-1]}" if checkpoints else ", with another --out"
             raise ValueError(
-                f"--resume with {option(name)} {as_given(asked[name])}: the run in {log.parent} has {as_given(was)}, "
+                f"--resume with {option(name)} {as_given(value)}: the run in {log.parent} has {as_given(was)}, "
                 f"and this must stay. To change it, start a new run{way}"
             )
     return stored
@@ -409,7 +403,7 @@ def of_evaluations():
     return {name for name, setting in FIELDS.items() if EVALUATION <= setting.metadata["marks"]}
 
 
-def derive_defaults(args, given, asked):
+def derive_defaults(args, given, asked, earlier):
     """Fill in the values that follow from others."""
     if args.virtual:
         args.trainers = args.trainers or max(1, (1 + args.generators) // 5)  # of the model: one process computes
@@ -430,7 +424,7 @@ def derive_defaults(args, given, asked):
     args.checkpoint_every = args.checkpoint_every or args.eval_every
     name = args.loss.rpartition(":")[2]
     args.out = args.out or ("runs/evaluation" if args.evaluate else f"runs/{name}-seed{args.seed}")
-    args.checkpoint = starting_point(args) if args.resume else None
+    args.checkpoint = starting_point(args, earlier) if args.resume else None
     args.resume = bool(args.checkpoint)
     args.date = args.date or date.today().isoformat()
     args.clips = {clip: given.get(clip, declared.default) for clip, declared in LOSSES[args.loss].clips.items()}
@@ -459,17 +453,23 @@ def fitting_interval(args):
     return next((interval for interval in candidates if evaluations_meet_broadcasts(args, interval)), None)
 
 
-def starting_point(args):
-    """The folder of the checkpoint to resume from, or None; `notes` say what --resume does and what is broken."""
-    from plumbing.checkpoints import newest  # here, since it loads transformers
+def starting_point(args, earlier):
+    """The folder of the checkpoint to resume from, or None; `notes` say what --resume does.
 
-    folder, faults = newest(args.out)
-    if faults:
-        args.notes.append(faults)
-        if not folder:
-            raise ValueError(f"--resume: found no intact checkpoint in {args.out}: {faults}")
+    earlier  flags of the run
+    """
+    from plumbing.checkpoints import check_same_policy, newest  # here, since it loads transformers
+
+    folder, _ = newest(args.out)
     choice = f"goes on from {folder}" if folder else f"no checkpoint in {args.out}: starts anew"
     args.notes.append(f"--resume: {choice}")
+    for name in ("lr", "warmup"):
+        value = getattr(args, name)
+        was = earlier.get(name, value)
+        if value != was:
+            args.notes.append(f"--resume: {option(name)} {value} instead of {was}")
+    if args.model != earlier.get("model", args.model):
+        check_same_policy(args.model, folder)
     return folder and str(folder)
 
 

@@ -266,7 +266,7 @@ class InOneProcess(Processes):
         """Lock --out, pick the checkpoint to resume from, and begin the generators' lives."""
         self.lock = lock_log(args.out)
         if args.resume:
-            args = replace(args, checkpoint=pick(args.out, args.checkpoint))
+            args = replace(args, checkpoint=pick(args.out))
         for rank in self.generator_ranks:
             queue = RequestQueue(Store(self.memory, rank, self.heartbeat))
             life = self.generate(args, self, queue)

@@ -1,16 +1,21 @@
 """Claims about a run beside or after another: what a resumed run keeps, logs that vanish, variables left behind."""
 
+import json
+import os
+import re
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
-from conftest import given, launched, trained
-from test_train import elsewhere, refused  # noqa: F401
+from conftest import ended, given, launched, read_rows, trained, write_rows
+from test_train import BASE, elsewhere, refused  # noqa: F401
 
-import train
+import data
 from plumbing import devices
 from plumbing import log as log_file
-from plumbing.settings import EVALUATION, FIELDS, FIXED, START
+from plumbing.arguments import option
+from plumbing.settings import FIELDS, FREE
 
 TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4"
 
@@ -18,16 +23,58 @@ TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-pro
 LEFT = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2, TORCHELASTIC_USE_AGENT_STORE=True)
 
 
-# What --evaluate reads, and a run's evaluations do not.
-SPEED = {"slots", "verifiers", "generator", "generations", "timeout"}
+MAY = (
+    "--steps 2 --slots 4 --token-budget 999 --activation-checkpointing --generator torch --eval-every 2 "
+    "--checkpoint-every 1 --timeout 99 --verifiers 1 --lr 0.5 --warmup 9"
+)
+MUST = (
+    "--k 1,--seed 1,--prompts 8,--generations 8,--eval-prompts 8,--eval-generations 8,--temperature 0.5,--eps-max 4,"
+    "--weight-decay 0.1,--aggregation sample,--normalisation none,--no-positive-resampling 0.8,--verify-timeout 9,"
+    "--max-new-tokens 9,--loss dapo,--recipe deepseek,--virtual balanced,--date 2026-01-31,--generators 2"
+).split(",")
 
 
-def test_whatever_an_evaluation_depends_on_is_fixed():
-    assert SPEED == {
-        name
-        for name, one in FIELDS.items()
-        if EVALUATION <= one.metadata["marks"] and not (FIXED | START) & one.metadata["marks"]
-    }
+def test_resume_may_change_what_neither_samples_nor_gradients_depend_on_and_nothing_else(capsys):
+    before = trained(f"{TINY} --steps 1 --eval-every 1", "a")[0]["flags"]
+    for flags in MUST:
+        said = refused(capsys, f"--resume --out a {flags}")
+        assert f"--resume with {flags}" in said and ": the run in a has " in said
+        assert "and this must stay. To change it, start a new run from its weights: --model a/checkpoint-1" in said
+    names = {option(name) for name, setting in FIELDS.items() if FREE <= setting.metadata["marks"]}
+    assert names == {"--data", "--model", *re.findall("--[a-z-]+", MAY)}
+    notes = [row for row in trained(f"--resume {MAY}", "a") if row["kind"] == "config"][1]["flags"]["notes"]
+    assert f"--resume: --lr 0.5 instead of {before['lr']}" in notes
+    assert f"--resume: --warmup 9 instead of {before['warmup']}" in notes
+
+
+def test_a_run_goes_on_though_its_folder_its_model_and_its_data_lie_elsewhere_if_they_are_the_same(capsys):
+    shutil.copytree(BASE / "tiny", "model")
+    examples = dict(data.examples("tiny", 40, seed=1, held_out=False))
+    sizes = "--max-prompt-tokens 9 --max-new-tokens 8 --length-control none --slots 8 --token-budget 999"
+
+    def write(answers):
+        write_rows(
+            "rows.jsonl", [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in answers.items()]
+        )
+
+    write(examples)
+    trained(f"{TINY} --model model --data rows.jsonl:2 {sizes} --eval-generations 1 --steps 1", "a")
+    held_out = read_rows("a/completions.jsonl")[0]["prompt"]
+    Path("there").mkdir()
+    for name in ("a", "model", "rows.jsonl"):
+        Path(name).rename(f"there/{name}")
+    os.chdir("there")
+    moved = "--resume --out a --steps 2 --model model --data rows.jsonl:2"
+    assert not ended(moved)
+    assert "expected the prompts and answers of the run in a" in refused(capsys, f"{moved} sorting:0")
+    for text in (held_out, next(text for text in examples if text != held_out)):
+        write(examples | {text: "0"})
+        assert "expected the prompts and answers of the run in a" in refused(capsys, moved)
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    Path("model").rename("other")
+    said = refused(capsys, "--resume --out a --model other")
+    assert "expected the model of the run, with the same config.json as in a/checkpoint-2" in said
 
 
 def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
@@ -36,28 +83,6 @@ def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
         assert refused(capsys, "--resume --out a") == "train.py: error: a is in use by another run"
     with log_file.lock_log("a", alone=False), log_file.lock_log("a", alone=False):  # many may look
         pass
-
-
-VANISH = {
-    "removed": Path.unlink,
-    "moved": lambda log: log.rename("elsewhere.jsonl"),
-    "cut": lambda log: log.write_text(""),
-}
-
-
-@pytest.mark.parametrize("vanish", VANISH.values(), ids=VANISH)
-def test_a_log_that_vanishes_is_named_and_begun_anew_so_that_the_run_can_be_resumed(vanish, monkeypatch, capsys):
-    def update(self, plan, original=train.Trainer.update):
-        if self.version == 1:
-            vanish(Path("a/log.jsonl"))
-        return original(self, plan)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", update)
-        rows = trained(f"{TINY} --steps 3 --eval-every 1", "a")
-    assert [(row["kind"], row["step"]) for row in rows[:3]] == [("config", 0), ("step", 2), ("eval", 2)]
-    assert "a/log.jsonl was removed, moved or cut while the run writes it" in capsys.readouterr().out
-    assert trained("--resume --steps 4", "a")[-1]["step"] == 4
 
 
 def test_a_launcher_that_answers_is_no_reason_to_end(monkeypatch):

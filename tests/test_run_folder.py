@@ -2,20 +2,27 @@
 
 import json
 import os
+import pickle
+import re
+import resource
 import shutil
+import signal
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from conftest import given, trained
+import torch.distributed.checkpoint as dcp
+from conftest import ended, given, trained, write_rows
 from test_faults import SMALL
 from test_train import elsewhere, refused, start  # noqa: F401
+from transformers import PreTrainedModel
 
 import fit
-from plumbing import checkpoints, foreign_logs
+import train
+from plumbing import checkpoints, curves, foreign_logs
 from plumbing import log as log_file
 from plumbing.checkpoints import pick
-from plumbing.log import append, finished_checkpoints
+from plumbing.log import append, best_checkpoint, finished_checkpoints, step_of
 from plumbing.processes import Processes
 from plumbing.settings import restored
 
@@ -38,9 +45,6 @@ def two(written, tmp_path):
     return out
 
 
-SHARD = "state/__0_0.distcp"
-
-
 def cut(path):
     os.truncate(path, path.stat().st_size - 1)
 
@@ -50,60 +54,128 @@ def empty(folder):
     folder.mkdir()
 
 
-SPOILT = {  # what of checkpoint-4, what is done to it, what is said; old: of earlier versions, without contents.json
-    "weights cut": ("model.safetensors", cut, "model.safetensors has "),
-    "state missing": (SHARD, Path.unlink, ".distcp is missing"),
-    "state cut": (SHARD, cut, ".distcp has "),
-    "counters torn": ("state/run.json", lambda path: path.write_text('{"ver'), "run.json has 5 bytes"),
-    "list torn": ("contents.json", cut, "its files cannot be read"),
-    "list of nothing": ("contents.json", lambda path: path.write_text("{}"), "its files cannot be read: KeyError"),
-    "list too deep": ("contents.json", lambda path: path.write_text("[" * 10**5), "its files cannot be read"),
-    "empty": (".", empty, "config.json is missing"),
-    "old, weights cut": ("model.safetensors", cut, "its files cannot be read: SafetensorError"),
-    "old, state missing": ("state/.metadata", Path.unlink, "state/.metadata is missing"),
+SHARD = "state/__0_0.distcp"
+COUNTERS = "state/run.json"
+SPOILT = {  # what of checkpoint-4, what is done to it, what is said
+    "weights cut": ("model.safetensors", cut, "model.safetensors cannot be read: SafetensorError"),
+    "state cut": (SHARD, cut, f"{SHARD} has "),
+    "state missing": (SHARD, Path.unlink, f"{SHARD} is missing"),
+    "metadata cut": ("state/.metadata", cut, "state/.metadata cannot be read: "),
+    "counters cut": (COUNTERS, cut, f"{COUNTERS} cannot be read: JSONDecodeError"),
+    "counters of nothing": (COUNTERS, lambda path: path.write_text("{}"), f"{COUNTERS} cannot be read: KeyError"),
+    "counters too deep": (COUNTERS, lambda path: path.write_text("[" * 10**5), f"{COUNTERS} cannot be read: Recursion"),
+    "empty": (".", empty, f"{COUNTERS} is missing"),
 }
 
 
 @pytest.mark.parametrize("case", SPOILT)
-def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_one_before(two, case):
-    if case.startswith("old"):
-        for folder in two.glob("checkpoint-*"):
-            (folder / "contents.json").unlink()
+def test_a_broken_newest_checkpoint_is_named_and_set_aside_and_resume_takes_the_whole_one_before(two, capsys, case):
     assert given(f"--resume --out {two}").checkpoint == str(two / "checkpoint-4")
     place, spoil, said = SPOILT[case]
-    spoil(two / "checkpoint-4" / place)
-    args = given(f"--resume --out {two}")
-    assert args.checkpoint == str(two / "checkpoint-2") and args.resume
-    assert args.notes[0].startswith(f"{two}/checkpoint-4 is broken: ") and said in args.notes[0]
-    assert args.notes[1] == f"--resume: goes on from {two}/checkpoint-2"
-    farewell = Processes.farewell(SimpleNamespace(out=two, rank=1, name=str), "gone")
-    assert "holds a checkpoint of step 2: go on with --resume" in farewell
-
-
-def test_other_bytes_of_the_same_number_are_found_by_checksum_and_the_checkpoint_is_set_aside(two, capsys):
-    path = two / "checkpoint-4" / SHARD
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
-    expected = given(f"--resume --out {two}").checkpoint
-    assert expected == str(two / "checkpoint-4")  # checksums are compared later, by rank 0 alone
-    assert pick(two, expected) == str(two / "checkpoint-2")
-    assert "checkpoint-4 is broken: state/__0_0.distcp holds other bytes" in capsys.readouterr().out
-    assert (two / "checkpoint-4-broken").is_dir() and [f.name for f in finished_checkpoints(two)] == ["checkpoint-2"]
-    shutil.copytree(two / "checkpoint-4-broken", two / "checkpoint-4")  # again, when the run has come to step 4
-    assert pick(two, expected) == str(two / "checkpoint-2") and (two / "checkpoint-4-broken2").is_dir()
+    for aside in ("checkpoint-4-broken1", "checkpoint-4-broken2"):  # again, when the run has come to step 4
+        spoil(two / "checkpoint-4" / place)
+        assert given(f"--resume --out {two}").checkpoint == str(two / "checkpoint-2")
+        assert (two / "checkpoint-4").is_dir()  # until rank 0 has locked the log
+        assert pick(two) == str(two / "checkpoint-2")
+        line = capsys.readouterr().out
+        assert line.startswith(f"{two}/checkpoint-4 is broken: {said}") and f"it is {aside} now" in line
+        assert (two / aside).is_dir() and [folder.name for folder in finished_checkpoints(two)] == ["checkpoint-2"]
+        shutil.copytree(two / "checkpoint-2", two / "checkpoint-4")
 
 
 def test_where_all_checkpoints_are_broken_nothing_starts_anew(two, capsys):
     for step in (2, 4):
         cut(two / f"checkpoint-{step}" / "model.safetensors")
     said = refused(capsys, f"--resume --out {two}")
-    assert "no intact checkpoint" in said and "checkpoint-2 is broken" in said and "checkpoint-4 is broken" in said
+    assert "found broken ones only: " in said and "checkpoint-2: model" in said and "checkpoint-4: model" in said
 
 
-def test_evaluating_a_broken_checkpoint_or_starting_from_broken_weights_ends_in_one_line(two, capsys):
-    cut(two / "checkpoint-4" / "model.safetensors")
-    for flag in ("--evaluate", f"--out {two}-new --model"):
-        said = refused(capsys, f"{flag} {two}/checkpoint-4 --data arithmetic")
-        assert f"{two}/checkpoint-4 is broken: model.safetensors has" in said
+def test_a_file_that_cannot_be_opened_ends_the_start_and_moves_nothing(two, capsys):
+    counters = two / "checkpoint-4" / COUNTERS
+    counters.unlink()
+    counters.symlink_to(counters)  # as good as a missing permission, which root does not notice
+    assert str(counters) in refused(capsys, f"--resume --out {two}")
+    assert [folder.name for folder in finished_checkpoints(two)] == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_what_fails_while_a_checkpoint_is_loaded_ends_the_start_and_moves_nothing(two, capsys):
+    metadata = two / "checkpoint-4" / "state" / ".metadata"
+    state = pickle.loads(metadata.read_bytes())
+    tensor = next(name for name in state.state_dict_metadata if name.endswith("norm.weight"))
+    del state.state_dict_metadata[tensor]
+    metadata.write_bytes(pickle.dumps(state))
+    assert ended(f"--resume --out {two} --steps 6") == 1
+    said = capsys.readouterr().err
+    assert f"{two}/checkpoint-4/state cannot be read: Missing key" in said and tensor in said
+    assert [folder.name for folder in finished_checkpoints(two)] == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_the_two_latest_checkpoints_stay_and_that_of_the_best_evaluation_which_a_fall_names(monkeypatch, capsys):
+    rates = {2: 0.9, 4: 0.4, 8: 0.9, 12: 0.95}
+    count = train.evaluate.metrics
+
+    def metrics(groups, *args):
+        at = {version for rollout in groups[0] for version in rollout.versions}
+        return count(groups, *args) | {"pass_rate": rates.get(max(at), 0.2)}
+
+    monkeypatch.setattr(train.evaluate, "metrics", metrics)
+    flags = f"{SMALL} --virtual exact --k 0 --eval-every 2 --steps"
+    for steps, kept, best in ((8, [2, 6, 8], 2), (10, [2, 8, 10], 2), (12, [10, 12], 12)):
+        trained(f"{flags} {steps} --resume")
+        assert [step_of(folder) for folder in finished_checkpoints("run")] == kept
+        counters = checkpoints.counters(f"run/checkpoint-{steps}")
+        assert counters["best"] == {"version": best, "pass_rate": rates[best]}
+        assert str(best_checkpoint("run")) == f"run/checkpoint-{best}"
+    said = re.findall("the best evaluation so far: run/checkpoint-(.*) is kept", capsys.readouterr().out)
+    assert said == ["2", "12"]
+    rows = [dict(kind="eval", step=n, gpu_hours=n, pass_rate=0.1 * min(n, 14 - n)) for n in range(12)]
+    write_rows("run/log.jsonl", rows)
+    _, lines = curves.report(Path("run/log.jsonl"), Path("a.png"))
+    assert "The points fall after a peak" in "".join(lines)
+    assert "The best evaluation was that of run/checkpoint-12." in "".join(lines)
+
+
+# --- While a checkpoint is written -----------------------------------------------------------------------------------
+
+
+def full():
+    """From here on files end after 100 bytes, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+
+FAULTS = {"kill -9": partial(signal.raise_signal, signal.SIGKILL), "full disk": full}
+WRITERS = {  # what writes each part
+    "counters": (Path, "write_text"),
+    "weights": (PreTrainedModel, "save_pretrained"),
+    "trainer state": (dcp.FileSystemWriter, "write_data"),
+}
+
+
+def while_writing(out, owner, name, act):
+    """Let act() happen just before a part of the second checkpoint is written."""
+    write = getattr(owner, name)
+
+    def late(*args, **settings):
+        if (out / "checkpoint-2").exists():
+            act()
+        return write(*args, **settings)
+
+    setattr(owner, name, late)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("part", WRITERS)
+def test_a_run_that_fails_while_it_writes_a_checkpoint_goes_on_from_the_one_before(
+    start, capsys, tmp_path, part, fault
+):
+    out = tmp_path / "run"
+    flags = f"{SMALL} --virtual exact --k 0 --steps 6 --eval-every 2"
+    run = start(1, flags, fault=partial(while_writing, out, *WRITERS[part], FAULTS[fault]))
+    assert any(run.end().values())
+    assert [folder.name for folder in finished_checkpoints(out)] == ["checkpoint-2"]
+    assert ended(f"--resume --out {out}") == 0
+    assert f"--resume: goes on from {out}/checkpoint-2" in capsys.readouterr().out
+    assert [folder.name for folder in finished_checkpoints(out)][-1] == "checkpoint-6" and not [*out.glob("*.tmp")]
 
 
 # --- Lines of a log --------------------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_l
     assert logged(tmp_path)[0][-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
     (tmp_path / "checkpoint-6" / "state").mkdir(parents=True)  # broken, and in the way of the last one
     start("--resume", tmp_path)
-    assert (tmp_path / "checkpoint-6-broken").is_dir()
+    assert (tmp_path / "checkpoint-6-broken1").is_dir()
     rows, completions, weights = logged(tmp_path)
     expected, *rest = runs["pipeline 0"]
     assert rest == [completions, weights]

@@ -36,7 +36,7 @@ FIRST = '<meta http-equiv="refresh" content="0; url=docs/README.html"><a href="d
 def code(where):
     """The source of "file.py:name": a function, a method, or all statements that assign to a name."""
     file, _, name = where.partition(":")
-    text = (ROOT / file).read_text()
+    text = (ROOT / file).read_text(encoding="utf-8")
     lines = text.splitlines()
     body = ast.parse(text).body
     for part in name.split("."):
@@ -75,7 +75,7 @@ class Page(HTMLParser):
 
 def broken_pages(folder):
     """Links in the built pages of a folder that lead to no file or to no place in it: "page: link"."""
-    pages = {path: Page(path.read_text()) for path in sorted(folder.rglob("*.html"))}
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
     for path, page in pages.items():
         for link in dict.fromkeys(page.links):
             file, _, place = unquote(link).partition("#")
@@ -94,11 +94,13 @@ def broken_texts(root=ROOT):
     """Links, and names of files in code, in the texts of the repository that lead to no file: "text: link"."""
     texts = [*root.glob("*.md"), *root.glob("results/*.md"), *root.glob("docs/**/*.md")]
     for path in sorted(path for path in texts if "_build" not in path.parts):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", text)):
             file, _, place = link.partition("#")
             target = path.parent / file if file else path
-            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M) if place and target.is_file() else []
+            headings = (
+                re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M) if place and target.is_file() else []
+            )
             if not ELSEWHERE.match(link) and (not target.exists() or place and place not in map(heading, headings)):
                 yield f"{path.relative_to(root)}: {link}"
         for name in re.findall(rf"(?<![\w/.~-])((?:{KEPT})/[\w./*-]*\w|\w+\.md)", text):
@@ -116,7 +118,7 @@ def build():
     strict = ["-W", "--keep-going", "-q"]
     if sphinx([*strict, "-c", str(HERE), "-d", str(out / ".doctrees"), str(ROOT), str(out)]):
         return 1
-    (out / "index.html").write_text(FIRST)
+    (out / "index.html").write_text(FIRST, encoding="utf-8")
     if broken := [*broken_texts(), *broken_pages(out)]:
         print("links that lead nowhere:", *broken, sep="\n", file=sys.stderr)
         return 1
@@ -127,7 +129,7 @@ def build():
 def main():
     if sys.argv[1:] == ["--fill"]:
         for page in HERE.glob("paper/*.md"):
-            page.write_text(filled(page.read_text()))
+            page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     else:
         sys.exit(build())
 

@@ -201,7 +201,7 @@ def available():
     """Bytes of memory that are still available; where there is no /proc/meminfo, all memory of the machine."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
-        return 1024 * int(meminfo.read_text().partition("MemAvailable:")[2].split()[0])
+        return 1024 * int(meminfo.read_text(encoding="utf-8").partition("MemAvailable:")[2].split()[0])
     if not hasattr(os, "sysconf"):  # Windows does not say; laptops have more than this
         return 4 << 30
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

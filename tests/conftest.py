@@ -42,7 +42,7 @@ def read_rows(path, kind=None):
 
 
 def write_rows(path, rows):
-    Path(path).write_text(jsonl(rows))
+    Path(path).write_text(jsonl(rows), encoding="utf-8")
 
 
 def rows(name):
@@ -120,7 +120,7 @@ def signs(monkeypatch):
 def alive(pid):
     """Whether the process runs: it exists and is no zombie, which another process has to reap."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
@@ -159,8 +159,8 @@ def tiny_model(kind="qwen3", **changes):
 def ranks_of(launcher):
     """{rank: process id} of the children of a torchrun."""
     found = {}
-    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        variables = Path(f"/proc/{child}/environ").read_text().split("\0")
+    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text(encoding="utf-8").split():
+        variables = Path(f"/proc/{child}/environ").read_text(encoding="utf-8").split("\0")
         found |= {int(text[5:]): int(child) for text in variables if text.startswith("RANK=")}
     return found
 

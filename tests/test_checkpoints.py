@@ -108,10 +108,10 @@ BESIDE = {  # what is added to a model's folder -> what is said
 def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said, capsys):
     shutil.copytree(TINY, "model")
     if added.startswith("{"):
-        config = json.loads(Path("model/config.json").read_text()) | json.loads(added)
-        Path("model/config.json").write_text(json.dumps(config))
+        config = json.loads(Path("model/config.json").read_text(encoding="utf-8")) | json.loads(added)
+        Path("model/config.json").write_text(json.dumps(config), encoding="utf-8")
     else:
-        Path("model", added).write_text("{")
+        Path("model", added).write_text("{", encoding="utf-8")
     message = refused(capsys, "--model model --data tiny")
     assert f"--model {Path('model').absolute()}: " in message and said in message
 
@@ -129,7 +129,9 @@ def test_weights_that_are_not_finite_end_the_run_before_anything_is_sampled(caps
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_pointer_of_git_lfs_is_refused_with_its_name(name, capsys):
     shutil.copytree(TINY, "model")
-    Path("model", name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    Path("model", name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", encoding="utf-8"
+    )
     assert f"{name} is a pointer of git-lfs" in refused(capsys, "--model model --data tiny")
 
 
@@ -212,7 +214,7 @@ def test_nothing_in_a_folder_that_is_read_can_run_code(way, capsys):
         torch.save({NORM: Attack()}, checkpoint / "pytorch_model.bin")
         assert "pytorch_model.bin cannot be read" in refused(capsys, f"--model {checkpoint} --data tiny")
     elif way == "log":
-        Path("code.py").write_text("import os\nos.mkdir('ran')")
+        Path("code.py").write_text("import os\nos.mkdir('ran')", encoding="utf-8")
         rows[0]["flags"]["reward"] = "code.py:f"  # a loss: test_own_loss.py
         write_rows("run/log.jsonl", rows)
         said = "names code, which runs only if you name it too: --reward code.py:f"

@@ -73,7 +73,7 @@ def test_links_to_a_missing_file_heading_or_place_are_found(tmp_path):
 def test_the_loss_that_the_page_shows_is_one_and_its_floor_acts(tmp_path, monkeypatch, losses_as_before):
     monkeypatch.chdir(tmp_path)
     [code, spec] = re.findall(r"```py\n(.*?)```\n\n```\ntorchrun train\.py --loss (\S+)\n", PAGES["losses.md"], re.S)[0]
-    Path(spec.partition(":")[0]).write_text(code)
+    Path(spec.partition(":")[0]).write_text(code, encoding="utf-8")
     given(f"--loss {spec}")  # which tries it too
     floored = loss.LOSSES[str(tmp_path / spec)].objective
     logprobs = torch.tensor([[0.1, 0.5, 0.5]]).log().requires_grad_()  # ratios 1/8, 1 and 10

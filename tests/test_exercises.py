@@ -386,7 +386,7 @@ def test_the_page_shows_the_chapters_as_they_are():
 
 
 def test_the_page_names_commands_and_exercises_that_exist():
-    known = set(re.findall(r'add_parser\("(\w+)"', Path(commands.__file__).read_text()))
+    known = set(re.findall(r'add_parser\("(\w+)"', Path(commands.__file__).read_text(encoding="utf-8")))
     assert set(re.findall(r"python exercises\.py (\w+)", PAGE)) == known
     [afternoon] = re.findall(r"\*\*One afternoon\*\*(.*?)then `python", PAGE, re.S)
     assert {x.name for x in EXERCISES} >= (named := set(re.findall(r"`([\w-]+)`", afternoon))) and len(named) == 12

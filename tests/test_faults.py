@@ -239,7 +239,7 @@ def test_a_log_that_cannot_be_written_is_named_with_the_reason(tmp_path):
 def test_resuming_with_other_prompts_ends_in_one_line(capsys):
     trained(f"{SMALL} --virtual exact --k 0 --eval-every 9 --steps 1")
     counters = Path("run/checkpoint-1/state/run.json")
-    counters.write_text(counters.read_text().replace('"data": "', '"data": "other'))
+    counters.write_text(counters.read_text(encoding="utf-8").replace('"data": "', '"data": "other'), encoding="utf-8")
     assert ended("--resume --out run --steps 2") == 1
     assert "--resume from run/checkpoint-1: expected the state of these prompts" in capsys.readouterr().err
 

@@ -254,7 +254,7 @@ def made_here(folder, flags):
 def test_missing_runs_are_made_once_and_compared(tmp_path, monkeypatch, capsys, losses_as_before):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare, "make", made_here)
-    Path("mine.py").write_text(LOSS)
+    Path("mine.py").write_text(LOSS, encoding="utf-8")
     words = ["cispo: --loss cispo", "mine: --loss mine.py:mine", "--seeds", "1", "--out", "runs", *QUICK]
     compare.main(words)
     said = capsys.readouterr().out

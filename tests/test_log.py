@@ -124,7 +124,7 @@ def test_a_log_line_is_json_also_without_a_number_at_any_depth(tmp_path):
     row = {"entropy": math.nan, "step": 1, "tasks": {"math": math.inf, "code": [0.5, {"pass_rate": -math.inf}]}}
     append(tmp_path / "log.jsonl", row)
     tasks = {"math": None, "code": [0.5, {"pass_rate": None}]}
-    written = json.loads(Path(tmp_path, "log.jsonl").read_text(), parse_constant=pytest.fail)
+    written = json.loads(Path(tmp_path, "log.jsonl").read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert written == {"entropy": None, "step": 1, "tasks": tasks}
 
 

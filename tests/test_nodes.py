@@ -51,7 +51,7 @@ def cable():
             made.append(node)
             Path(f"/etc/netns/{space(node)}").mkdir(parents=True, exist_ok=True)
             hosts = "127.0.0.1 localhost\n10.77.0.1 nodea\n10.77.0.2 nodeb\n"
-            Path(f"/etc/netns/{space(node)}/hosts").write_text(hosts)
+            Path(f"/etc/netns/{space(node)}/hosts").write_text(hosts, encoding="utf-8")
         ip(*f"link add va netns {space('nodea')} type veth peer name vb netns {space('nodeb')}".split())
         for node, end, address in (("nodea", "va", "10.77.0.1/24"), ("nodeb", "vb", "10.77.0.2/24")):
             for words in (f"addr add {address} dev {end}", "link set lo up", f"link set {end} up"):
@@ -81,12 +81,12 @@ class Nodes(Run):
             named = f"ip netns exec {space(node)} unshare -u sh -c".split()
             named += [f'hostname {node}; exec "$@"', "sh"]
             variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-            with Path(f"{self.out}.{node}").open("w") as file:
+            with Path(f"{self.out}.{node}").open("w", encoding="utf-8") as file:
                 streams = dict(stdout=file, stderr=file, env=os.environ | variables)
                 self.launchers.append(subprocess.Popen(named + command, **streams))
 
     def printed_on(self, node):
-        return Path(f"{self.out}.{node}").read_text()
+        return Path(f"{self.out}.{node}").read_text(encoding="utf-8")
 
     @property
     def text(self):

@@ -85,9 +85,9 @@ LATEX = r"\frac{1}{2} \boxed{1} \right) \neq{}1 h\nu x\ne1 2\to{3} (\tan $\foral
 @pytest.mark.parametrize("row", [{"prompt": "1?", "answer": "X"}, {"prompt": [dict(role="user", content="X")]}])
 def test_latex_that_json_has_eaten_is_refused_in_prompts_and_answers_with_its_line(text, row):
     lines = jsonl([{"prompt": "0?", "answer": "0"}, {"answer": 1} | row])
-    Path("a.jsonl").write_text(lines.replace("X", text))
+    Path("a.jsonl").write_text(lines.replace("X", text), encoding="utf-8")
     refuses(r"a.jsonl:2: .* double the backslash", loaded, "a.jsonl", tokenizer=CHAT)
-    Path("a.jsonl").write_text(lines.replace("X", text.replace("\\", "\\\\")))
+    Path("a.jsonl").write_text(lines.replace("X", text.replace("\\", "\\\\")), encoding="utf-8")
     assert len(every(loaded("a.jsonl", tokenizer=CHAT))) == 2
 
 
@@ -266,7 +266,7 @@ def test_files_of_every_kind_in_use_are_read_with_answers_letter_by_letter(name,
     raw = text.encode()
     Path(name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
     for kind in ("jsonl", "json"):
-        Path(f"a1.{kind}").write_text("another file")
+        Path(f"a1.{kind}").write_text("another file", encoding="utf-8")
     assert sorted((p.text, p.answer) for p in every(loaded(name))) == [(*row.values(),) for row in ROWS]
 
 

@@ -92,7 +92,7 @@ def listening(process):
     """Hexadecimal addresses of the interfaces on which a process listens."""
     links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
     for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/{process}/net/{table}").read_text(encoding="utf-8").splitlines()[1:]:
             _, own, _, state, *_, number = line.split()[:10]
             if state == "0A" and f"socket:[{number}]" in links:
                 yield own.split(":")[0]

@@ -70,8 +70,8 @@ def test_a_run_goes_on_though_its_folder_its_model_and_its_data_lie_elsewhere_if
     for text in (held_out, next(text for text in examples if text != held_out)):
         write(examples | {text: "0"})
         assert "expected the prompts and answers of the run in a" in refused(capsys, moved)
-    config = json.loads(Path("model/config.json").read_text())
-    Path("model/config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    config = json.loads(Path("model/config.json").read_text(encoding="utf-8"))
+    Path("model/config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}), encoding="utf-8")
     Path("model").rename("other")
     said = refused(capsys, "--resume --out a --model other")
     assert "expected the model of the run, with the same config.json as in a/checkpoint-2" in said

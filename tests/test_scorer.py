@@ -258,7 +258,7 @@ time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
-        modules = Path(f"/proc/{pid}/maps").read_text()
+        modules = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
         parent.kill()
     assert "python" in modules and "libtorch" not in modules
     wait_until(lambda: not alive(pid), "a worker outlives its parent")

@@ -109,10 +109,10 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypa
     for folder in ("old", "sft/checkpoint-500"):
         Path(folder).mkdir(parents=True)
     for name in ("log.jsonl", "evaluation.jsonl"):
-        Path("old", name).write_text("{}\n")
+        Path("old", name).write_text("{}\n", encoding="utf-8")
     AutoConfig.for_model("gpt2").save_pretrained("gpt2")
     lines("rows.jsonl", 10)
-    Path("bad.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n{"prompt": "1+2="}\n')
+    Path("bad.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n{"prompt": "1+2="}\n', encoding="utf-8")
     before = sorted(Path().rglob("*"))
     message = refused(capsys, flags.format(base=BASE))
     assert not [words for words in said if words not in message], message
@@ -175,7 +175,7 @@ def test_a_log_of_commit_ea195a2_is_resumed_with_all_its_flags():
     row = (ROOT / "tests" / "data" / "earlier_config.jsonl").read_text()
     flags = json.loads(row)["flags"]
     past_run("run")
-    Path("run/log.jsonl").write_text(row)
+    Path("run/log.jsonl").write_text(row, encoding="utf-8")
     args = given("--resume --out run")
     assert (args.aggregation, args.loss, args.clips) == ("token", "dapo", flags["clips"])
     assert all(vars(args)[name] == flags[name] for name in FIELDS.keys() & flags.keys() - {"out", "trainers", "resume"})

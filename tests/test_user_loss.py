@@ -20,7 +20,7 @@ TINY = "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 
 
 
 def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_on_resume(capsys):
-    Path("losses.py").write_text(CISPO)
+    Path("losses.py").write_text(CISPO, encoding="utf-8")
     names = {"a": "cispo", "b": "losses.py:mine"}
     reference, mine = (trained(f"{TINY} --loss {name}", out) for out, name in names.items())
     flags = mine[0]["flags"]
@@ -38,7 +38,9 @@ def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_
 
 
 def test_a_gradient_of_zero_is_no_reason_to_refuse_it_and_the_folder_of_a_run_is_called_after_it():
-    Path("losses.py").write_text("def f(logprobs, gen_logprobs, advantages, mask):\n    return 0 * logprobs\n")
+    Path("losses.py").write_text(
+        "def f(logprobs, gen_logprobs, advantages, mask):\n    return 0 * logprobs\n", encoding="utf-8"
+    )
     args = given("--loss losses.py:f")
     assert args.loss.endswith("losses.py:f") and args.out == "runs/f-seed0"
 
@@ -54,17 +56,17 @@ REFUSED = {
 
 @pytest.mark.parametrize("body", REFUSED)
 def test_what_cannot_be_a_loss_is_one_line(capsys, body):
-    Path("losses.py").write_text(f"def f(logprobs, gen_logprobs, advantages, mask):\n    {body}\n")
+    Path("losses.py").write_text(f"def f(logprobs, gen_logprobs, advantages, mask):\n    {body}\n", encoding="utf-8")
     message = refused(capsys, "--loss losses.py:f")
     assert f"--loss {Path.cwd()}/losses.py:f" in message and REFUSED[body] in message
 
 
 def test_other_parameters_and_a_flag_that_it_does_not_read_are_one_line(capsys):
     """Files and functions that are not there: data/own_refused.jsonl."""
-    Path("losses.py").write_text("def f(logprobs, mask): pass\n")
+    Path("losses.py").write_text("def f(logprobs, mask): pass\n", encoding="utf-8")
     expected = "expected a function of (logprobs, gen_logprobs, advantages, mask), got f(logprobs, mask)"
     assert expected in refused(capsys, "--loss losses.py:f")
-    Path("losses.py").write_text(CISPO)
+    Path("losses.py").write_text(CISPO, encoding="utf-8")
     assert "--eps-max is not read by --loss" in refused(capsys, "--loss losses.py:mine --eps-max 4")
 
 
@@ -90,7 +92,7 @@ def f(logprobs, gen_logprobs, advantages, mask):
 
 @pytest.mark.parametrize("deed", LATE)
 def test_what_a_loss_may_not_do_ends_the_run_with_an_error_and_keeps_its_checkpoint(capsys, deed):
-    Path("losses.py").write_text(LATER.format(deed))
+    Path("losses.py").write_text(LATER.format(deed), encoding="utf-8")
     assert ended(f"{TINY} --loss losses.py:f --steps 8 --checkpoint-every 1 --seed 3 --out a") == 1
     said = capsys.readouterr().err
     assert f"--loss {Path.cwd()}/losses.py:f" in said and LATE[deed] in said

@@ -320,10 +320,16 @@ def check_same_policy(model, folder):
     folder  None: there is no checkpoint, so that nothing tells
     """
     theirs = described(folder) if folder else {}
-    ours = described(model)
-    if differ := [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]:
-        expected = f"expected the model of the run, with the same {', '.join(differ)} as in {folder or 'a checkpoint'}"
-        raise ValueError(f"--resume with --model {model}: {expected}. To go on as before, leave out --model")
+    try:
+        ours = described(model)
+    except (OSError, ValueError) as error:
+        differ = str(error).strip().partition("\n")[0].rstrip(".")
+    else:
+        names = [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]
+        differ = ", ".join(names) and f"it has another {', '.join(names)}"
+    if differ:
+        expected = f"expected the model of the run, with config and tokenizer as in {folder or 'a checkpoint'}"
+        raise ValueError(f"--resume with --model {model}: {expected}; {differ}. To go on as before, leave out --model")
 
 
 def described(place):

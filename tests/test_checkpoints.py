@@ -38,7 +38,6 @@ TENSORS = [  # what a file holds beside those of base/tiny, or in place of them,
     ({"model.layers.0.self_attn.rotary_emb.inv_freq": HEAD[0]}, ""),  # of old Llama files
     ({"model.layers.2.mlp.up_proj.weight": HEAD}, "1 of 25 tensors are not of this model: model.layers.2.mlp.up_proj"),
     ({"model.layers.0.self_attn.q_proj.lora_A.weight": HEAD}, "adapter that was not merged"),
-    ({"model.layers.0.self_attn.q_proj.bias": HEAD[0]}, "q_proj.bias"),
     ({NORM: None}, "1 of 23 tensors are missing: model.norm.weight"),
     ({NORM: WEIGHTS[NORM][:3]}, "another shape: model.norm.weight (3,)"),
     ({NORM: WEIGHTS[NORM].to(torch.float8_e4m3fn)}, "quantised: give the others: model.norm.weight torch.float8"),
@@ -55,11 +54,11 @@ def wrong(folder, config):
 
 
 @pytest.mark.parametrize("name, save", SAVED.items())
-@pytest.mark.parametrize("changes, said", TENSORS)
-def test_the_tensors_of_a_file_are_those_of_the_config_and_no_others(changes, said, name, save, tmp_path):
+@pytest.mark.parametrize("changes, words", TENSORS)
+def test_the_tensors_of_a_file_are_those_of_the_config_and_no_others(changes, words, name, save, tmp_path):
     save({name: weight.clone() for name, weight in (WEIGHTS | changes).items() if weight is not None}, tmp_path / name)
     message = wrong(tmp_path, AutoConfig.from_pretrained(TINY))
-    assert said in message if said else not message
+    assert words in message if words else not message
 
 
 def test_only_the_files_that_transformers_reads_count(tmp_path):
@@ -94,7 +93,6 @@ def test_experts_are_compared_by_their_names_in_files(tmp_path):
 
 BESIDE = {  # what is added to a model's folder -> what is said
     "adapter_config.json": "is part of an adapter: merge it",
-    "adapter_model.bin": "is part of an adapter: merge it",
     '{"quantization_config": {"quant_method": "awq"}}': "give the unquantised weights",
     '{"transformers_weights": "other.safetensors"}': "names other.safetensors as its weights",
     '{"rope_parameters": {"rope_type": "nope"}}': "KeyError: 'nope'",
@@ -104,8 +102,8 @@ BESIDE = {  # what is added to a model's folder -> what is said
 }
 
 
-@pytest.mark.parametrize("added, said", BESIDE.items())
-def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said, capsys):
+@pytest.mark.parametrize("added, words", BESIDE.items())
+def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, words, capsys):
     shutil.copytree(TINY, "model")
     if added.startswith("{"):
         config = json.loads(Path("model/config.json").read_text(encoding="utf-8")) | json.loads(added)
@@ -113,7 +111,7 @@ def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said,
     else:
         Path("model", added).write_text("{", encoding="utf-8")
     message = refused(capsys, "--model model --data tiny")
-    assert f"--model {Path('model').absolute()}: " in message and said in message
+    assert f"--model {Path('model').absolute()}: " in message and words in message
 
 
 def test_weights_that_are_not_finite_end_the_run_before_anything_is_sampled(capsys):
@@ -141,6 +139,7 @@ def test_a_pointer_of_git_lfs_is_refused_with_its_name(name, capsys):
 @pytest.mark.parametrize("model_type, changes, reason", [
     ("gemma2", {}, "has not been checked"),
     ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
+    ("mistral", {}, "sliding_window=4096"),
     ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
     ("gpt_oss", {}, "attention has sinks"),
@@ -171,8 +170,8 @@ TEMPLATES = [  # template, flags, what is printed
 ]
 
 
-@pytest.mark.parametrize("template, flags, said", TEMPLATES)
-def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, said, capsys):
+@pytest.mark.parametrize("template, flags, words", TEMPLATES)
+def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, words, capsys):
     tokenizer = character_tokenizer(template=template)
     checkpoints.save_policy(Path("model"), tiny_model(vocab_size=64), tokenizer, None, torch.float32)
     write_rows("d.jsonl", [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(9)])
@@ -180,7 +179,7 @@ def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, said, ca
     with suppress(SystemExit):
         build.load_prompts(given(f"--model model {small} {flags}"))
     printed = "".join(capsys.readouterr()).replace(f"{Path.cwd()}/", "")
-    assert said in re.sub(r"\d\+1=", "1+1=", printed)
+    assert words in re.sub(r"\d\+1=", "1+1=", printed)
 
 
 # --- Files that somebody else has written ---
@@ -217,16 +216,14 @@ def test_nothing_in_a_folder_that_is_read_can_run_code(way, capsys):
         Path("code.py").write_text("import os\nos.mkdir('ran')", encoding="utf-8")
         rows[0]["flags"]["reward"] = "code.py:f"  # a loss: test_own_loss.py
         write_rows("run/log.jsonl", rows)
-        said = "names code, which runs only if you name it too: --reward code.py:f"
-        assert said in refused(capsys, "--resume --out run")
+        words = "names code, which runs only if you name it too: --reward code.py:f"
+        assert words in refused(capsys, "--resume --out run")
     else:
         poison(checkpoint / "state", metadata=way == "metadata")
         with suppress(SystemExit):  # rank 0 refuses such metadata before anything is loaded
             ended("--resume --out run --steps 3")
-        said = (
-            "run/checkpoint-2: state/.metadata cannot be read" if way == "metadata" else "run/checkpoint-2/state cannot"
-        )
-        assert said in capsys.readouterr().err
+        words = {"metadata": "state/.metadata cannot be read", "value": "run/checkpoint-2/state cannot be read"}[way]
+        assert words in capsys.readouterr().err
         assert checkpoint.is_dir()
     assert not Path("ran").exists()
 

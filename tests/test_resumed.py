@@ -37,9 +37,9 @@ MUST = (
 def test_resume_may_change_what_neither_samples_nor_gradients_depend_on_and_nothing_else(capsys):
     before = trained(f"{TINY} --steps 1 --eval-every 1", "a")[0]["flags"]
     for flags in MUST:
-        said = refused(capsys, f"--resume --out a {flags}")
-        assert f"--resume with {flags}" in said and ": the run in a has " in said
-        assert "and this must stay. To change it, start a new run from its weights: --model a/checkpoint-1" in said
+        message = refused(capsys, f"--resume --out a {flags}")
+        assert f"--resume with {flags}" in message and ": the run in a has " in message
+        assert "and this must stay. To change it, start a new run from its weights: --model a/checkpoint-1" in message
     names = {option(name) for name, setting in FIELDS.items() if FREE <= setting.metadata["marks"]}
     assert names == {"--data", "--model", *re.findall("--[a-z-]+", MAY)}
     notes = [row for row in trained(f"--resume {MAY}", "a") if row["kind"] == "config"][1]["flags"]["notes"]
@@ -73,8 +73,9 @@ def test_a_run_goes_on_though_its_folder_its_model_and_its_data_lie_elsewhere_if
     config = json.loads(Path("model/config.json").read_text(encoding="utf-8"))
     Path("model/config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}), encoding="utf-8")
     Path("model").rename("other")
-    said = refused(capsys, "--resume --out a --model other")
-    assert "expected the model of the run, with the same config.json as in a/checkpoint-2" in said
+    expected = "expected the model of the run, with config and tokenizer as in a/checkpoint-2; "
+    for model, words in {"other": "it has another config.json. ", "/nosuch": "Repo id must "}.items():
+        assert expected + words in refused(capsys, f"--resume --out a --model {model}")
 
 
 def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):

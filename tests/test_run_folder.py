@@ -71,14 +71,14 @@ SPOILT = {  # what of checkpoint-4, what is done to it, what is said
 @pytest.mark.parametrize("case", SPOILT)
 def test_a_broken_newest_checkpoint_is_named_and_set_aside_and_resume_takes_the_whole_one_before(two, capsys, case):
     assert given(f"--resume --out {two}").checkpoint == str(two / "checkpoint-4")
-    place, spoil, said = SPOILT[case]
+    place, spoil, words = SPOILT[case]
     for aside in ("checkpoint-4-broken1", "checkpoint-4-broken2"):  # again, when the run has come to step 4
         spoil(two / "checkpoint-4" / place)
         assert given(f"--resume --out {two}").checkpoint == str(two / "checkpoint-2")
         assert (two / "checkpoint-4").is_dir()  # until rank 0 has locked the log
         assert pick(two) == str(two / "checkpoint-2")
         line = capsys.readouterr().out
-        assert line.startswith(f"{two}/checkpoint-4 is broken: {said}") and f"it is {aside} now" in line
+        assert line.startswith(f"{two}/checkpoint-4 is broken: {words}") and f"it is {aside} now" in line
         assert (two / aside).is_dir() and [folder.name for folder in finished_checkpoints(two)] == ["checkpoint-2"]
         shutil.copytree(two / "checkpoint-2", two / "checkpoint-4")
 
@@ -86,8 +86,10 @@ def test_a_broken_newest_checkpoint_is_named_and_set_aside_and_resume_takes_the_
 def test_where_all_checkpoints_are_broken_nothing_starts_anew(two, capsys):
     for step in (2, 4):
         cut(two / f"checkpoint-{step}" / "model.safetensors")
-    said = refused(capsys, f"--resume --out {two}")
-    assert "found broken ones only: " in said and "checkpoint-2: model" in said and "checkpoint-4: model" in said
+    message = refused(capsys, f"--resume --out {two}")
+    assert (
+        "found broken ones only: " in message and "checkpoint-2: model" in message and "checkpoint-4: model" in message
+    )
 
 
 def test_a_file_that_cannot_be_opened_ends_the_start_and_moves_nothing(two, capsys):
@@ -105,8 +107,8 @@ def test_what_fails_while_a_checkpoint_is_loaded_ends_the_start_and_moves_nothin
     del state.state_dict_metadata[tensor]
     metadata.write_bytes(pickle.dumps(state))
     assert ended(f"--resume --out {two} --steps 6") == 1
-    said = capsys.readouterr().err
-    assert f"{two}/checkpoint-4/state cannot be read: Missing key" in said and tensor in said
+    message = capsys.readouterr().err
+    assert f"{two}/checkpoint-4/state cannot be read: Missing key" in message and tensor in message
     assert [folder.name for folder in finished_checkpoints(two)] == ["checkpoint-2", "checkpoint-4"]
 
 
@@ -126,8 +128,8 @@ def test_the_two_latest_checkpoints_stay_and_that_of_the_best_evaluation_which_a
         counters = checkpoints.counters(f"run/checkpoint-{steps}")
         assert counters["best"] == {"version": best, "pass_rate": rates[best]}
         assert str(best_checkpoint("run")) == f"run/checkpoint-{best}"
-    said = re.findall("the best evaluation so far: run/checkpoint-(.*) is kept", capsys.readouterr().out)
-    assert said == ["2", "12"]
+    best = re.findall("the best evaluation so far: run/checkpoint-(.*) is kept", capsys.readouterr().out)
+    assert best == ["2", "12"]
     rows = [dict(kind="eval", step=n, gpu_hours=n, pass_rate=0.1 * min(n, 14 - n)) for n in range(12)]
     write_rows("run/log.jsonl", rows)
     _, lines = curves.report(Path("run/log.jsonl"), Path("a.png"))

@@ -103,7 +103,7 @@ def check_weights(folder, config):
     transformers would fill in random weights, part weights that the config ties, or leave tensors out, and only say so.
     """
     for path in Path(folder).glob("*"):  # of a name on the hub there is none
-        if path.is_file() and begins(path, POINTER):
+        if path.is_file() and path.stat().st_size < 1000 and path.read_bytes().startswith(POINTER):
             raise ValueError(f"{path.name} is a pointer of git-lfs; expected the file, which `git lfs pull` fetches")
     if adapter := first_file(folder, ADAPTERS):
         raise ValueError(f"{Path(adapter).name} is part of an adapter: merge it into the weights first")
@@ -126,11 +126,6 @@ def check_weights(folder, config):
         cause = "the config of another model, an adapter that was not merged, or an unfinished download or conversion"
         expected = "expected the tensors that its config.json asks for, and no others"
         raise ValueError(f"{expected}; {fault}; likely cause: {cause}")
-
-
-def begins(path, start):
-    with path.open("rb") as file:
-        return file.read(len(start)) == start
 
 
 def misfit(stored, model):

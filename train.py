@@ -318,11 +318,8 @@ class Trainer:
         if evaluated == self.version == self.evaluation.get("version"):
             self.best = max(self.best, self.evaluation, key=lambda measured: measured.get("pass_rate", -1.0))
         counters = {"version": self.version, "evaluated": evaluated, "best": self.best}
-        counters |= {
-            "stepped": bool(self.optimizer.state),
-            "curriculum": self.curriculum.state_dict(),
-            **self.log.state(),
-        }
+        counters |= {"stepped": bool(self.optimizer.state), **self.log.state()}
+        counters["curriculum"] = self.curriculum.state_dict()
         with self.processes.heartbeat.working():
             named = precision.full_tensors(self.policy)  # collective; only rank 0 keeps them
             weights = {name: tensor.cpu() for name, tensor in named if self.processes.rank == 0}

@@ -57,7 +57,8 @@ def summary(law, half=None, until=None, reach=None):
     low, high = law.band(C)
     fall = forecast.peak(law)
     words = forecast.known(law)
-    if fall and (best := best_checkpoint(Path(run.source[0].rstrip()).parent)):
+    best = best_checkpoint(Path(run.source[0].rstrip()).parent) if fall and run.source else None
+    if best:
         words = {name: f"{text} The best evaluation was that of {best}." for name, text in words.items()}
     found = {
         "run": run.name,

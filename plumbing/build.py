@@ -127,7 +127,6 @@ def prepare(args):
     )
     if not args.evaluate:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
-    if "resume" in args.asked:
         check_same_data(prompts, Path(args.out) / "log.jsonl")
     if args.reward:
         notes += try_reward(args, prompts.validation[0])
@@ -140,7 +139,7 @@ def prepare(args):
 
 
 def check_same_data(prompts, log):
-    """Raise ValueError if the run of this log, where it says so, had other prompts: --data may only lie elsewhere."""
+    """Raise ValueError if the run of this log, which is resumed if there is one, had other prompts."""
     starts = [row for row in read_rows(log)[0] if row["kind"] == "config"] if log.exists() else []
     logged = starts[-1].get("prompts", {}).get("fingerprint") if starts else None
     mine = fingerprint(prompts)

@@ -140,6 +140,24 @@ def test_the_two_latest_checkpoints_stay_and_that_of_the_best_evaluation_which_a
 # --- While a checkpoint is written -----------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_gets_its_name_when_all_its_files_are_on_the_disk(monkeypatch):
+    flushed = set()
+    fsync, rename = os.fsync, Path.rename
+
+    def note(descriptor):
+        flushed.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def renamed(folder, target):
+        assert {path.stat().st_ino for path in (folder, *folder.rglob("*"))} <= flushed
+        return rename(folder, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(Path, "rename", renamed)
+    trained(f"{SMALL} --virtual exact --k 0 --steps 1 --eval-every 1")
+    assert finished_checkpoints("run")
+
+
 def full():
     """From here on files end after 100 bytes, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))

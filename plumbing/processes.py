@@ -227,7 +227,8 @@ class Processes:
         """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""
         checkpoint = "no checkpoint yet"
         if finished := finished_checkpoints(self.out):
-            checkpoint = f"a checkpoint of step {step_of(finished[-1])}: go on with --resume"
+            mended = "once this is mended, " if self.heartbeat.final else ""  # a new start would fail alike
+            checkpoint = f"a checkpoint of step {step_of(finished[-1])}: {mended}go on with --resume"
         return f"train.py: error: {reason}; {self.out} holds {checkpoint} ({self.name(self.rank)})"
 
     def end(self, reason):

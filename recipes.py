@@ -4,13 +4,13 @@ Sec. 2 and A.3 (setup, optimizer), Sec. 3 and A.17 (clips), Sec. 4 (ScaleRL), A.
 
     --recipe NAME    -> RECIPES     algorithm: loss, aggregation, normalisation, filters, head, off-policy, k, prompts
     the loss's clips -> declared beside each loss in loss.py
-    setup            -> BASE for the models in base/, TINY for base/tiny, PAPER for any other: learning rate, steps,
-                        lengths, validation
+    setup            -> PRESETS: base for the models in base/, tiny for base/tiny, paper for any other: learning rate,
+                        steps, lengths, validation
 
 The name of each setting is that of the flag of train.py that overrides it. --recipe never sets learning rate, steps or
 model.
 
-Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (BASE).
+Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (base).
   Generators may run k = 2 steps ahead there, not 8. On two cores they are about as fast as the trainer, and tokens are
   one to one and a half steps old. --k and --recipe win over these defaults.
 Open in the paper: MiniMax's normalisation and k. Here they are prompt and 8.
@@ -35,19 +35,20 @@ RECIPES |= {
 RECIPES["magistral"] = RECIPES["qwen2.5"] | dict(off_policy="pipeline")
 # A.10
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
-PAPER = dict(  # Sec. 2, A.3, A.10; steps: those of the 8B run in Fig. 1
-    lr=5e-7, warmup=100, steps=7400, generations=16, max_new_tokens=14336, max_prompt_tokens=2048, slots=256,
-    length_control="interrupt", interrupt_at=(10000, 12000), interrupt_phrase=PHRASE, length_max=14000,
-    length_cache=2000, eval_every=100, eval_prompts=1000, eval_generations=16, token_budget=32768,
-    activation_checkpointing=True)
-# Deviation: a 0.5M-parameter policy on two cores; the sizes were chosen by measurement.
-BASE = dict(
-    lr=2e-4, warmup=8, steps=120, prompts=32, generations=16, max_new_tokens=112, max_prompt_tokens=40, slots=256,
-    length_control="interrupt", interrupt_at=(96, 104), interrupt_phrase="</think>", length_max=112, length_cache=16,
-    eval_every=8, eval_prompts=256, eval_generations=4, token_budget=2048, activation_checkpointing=False, k=2)
+PRESETS: dict = {
+    # Deviation: a 0.5M-parameter policy on two cores; the sizes were chosen by measurement.
+    "base": dict(
+        lr=2e-4, warmup=8, steps=120, prompts=32, generations=16, max_new_tokens=112, max_prompt_tokens=40, slots=256,
+        length_control="interrupt", interrupt_at=(96, 104), interrupt_phrase="</think>", length_max=112,
+        length_cache=16, eval_every=8, eval_prompts=256, eval_generations=4, token_budget=2048,
+        activation_checkpointing=False, k=2),
+    "paper": dict(  # Sec. 2, A.3, A.10; steps: those of the 8B run in Fig. 1
+        lr=5e-7, warmup=100, steps=7400, generations=16, max_new_tokens=14336, max_prompt_tokens=2048, slots=256,
+        length_control="interrupt", interrupt_at=(10000, 12000), interrupt_phrase=PHRASE, length_max=14000,
+        length_cache=2000, eval_every=100, eval_prompts=1000, eval_generations=16, token_budget=32768,
+        activation_checkpointing=True)}
 # Deviation: a policy of 41,000 parameters, with which a run takes seconds.
-TINY = BASE | dict(
+PRESETS["tiny"] = PRESETS["base"] | dict(
     lr=3e-4, steps=320, prompts=16, generations=8, max_new_tokens=7, max_prompt_tokens=8, interrupt_at=(3, 4),
     token_budget=4096, eval_every=16, eval_prompts=128, k=1)
-OF_BASE = {"base/tiny": TINY}  # a policy of base/ with other settings than BASE
 # fmt: on

@@ -335,7 +335,7 @@ def main(args):
     """Returns the exit code of this process."""
     disable_progress_bar()
     if args.plan:
-        return memory.show_plan(args, build.weights_folder(args))
+        return build.show_plan(args)
     args, prompts = build.load_prompts(args)
     if not alone(args) and torchrun("WORLD_SIZE") == 1:
         launch(__file__, sys.argv[1:])

@@ -110,14 +110,9 @@ def clip_alone(one, other):
 
 
 def files(settings):
-    """The files that a run reads: the policy, prompts, a loss or reward of one's own, the log of --virtual measured."""
+    """The files that a run reads: the policy, prompts, a loss or reward of one's own."""
     own = [(settings.reward or "").rpartition(":")[0], settings.loss.rpartition(":")[0]]
-    names = [
-        settings.model,
-        settings.virtual.partition(":")[2],
-        *own,
-        *(one.partition(":")[0] for one in settings.data),
-    ]
+    names = [settings.model, *own, *(one.partition(":")[0] for one in settings.data)]
     for path in {place / name for name in filter(None, names) for place in (Path(), ROOT)}:
         yield from (file for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
 

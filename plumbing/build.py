@@ -30,7 +30,6 @@ import reward
 import rollout
 import vllm_rollout
 from plumbing import checkpoints, memory, references
-from plumbing.arguments import beside, check_model
 from plumbing.devices import alone, refuse, sharing, torchrun
 from plumbing.log import read_rows
 from plumbing.prompts import parse_source, read_sources
@@ -95,17 +94,17 @@ def prepare(args):
         Path(args.out).mkdir(parents=True, exist_ok=True)
     if not args.checkpoint:
         check_model(flag, folder)
-    if args.generator == "vllm":
-        vllm_rollout.require_vllm()
     notes = [*args.notes]
     config, tokenizer = read_model(flag, folder, args, notes)
     if args.generator == "vllm":
+        vllm_rollout.require_vllm()
         vllm_rollout.check_dense(config)
     phrase = phrase_ids(tokenizer, args)
-    args, changes = memory.fit(args, config, len(phrase))
+    sizes = memory.Sizes(config, args.dtype)
+    args, changes = memory.fit(args, sizes, len(phrase))
     notes += changes
-    if torchrun("RANK") == 0 and torch.cuda.is_available() and not (args.evaluate or args.virtual):
-        notes += memory.forecast(args, config)
+    if not (args.evaluate or args.virtual):
+        notes += memory.estimate(args, sizes)
     if args.length_control == "interrupt":
         rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
         if max(phrase) >= config.vocab_size:
@@ -158,6 +157,31 @@ def fingerprint(prompts):
     return digest.hexdigest()[:16]
 
 
+def check_model(flag, name):
+    """Raise ValueError for a path without a model. What is not there may be a name on the hub."""
+    path = Path(name)
+    if path.exists() and not (path / "config.json").is_file():
+        expected = "expected a folder as Hugging Face's save_pretrained writes it"
+        raise ValueError(f"{flag} {name}: {expected}, found no config.json in it")
+    if "/" in name and not path.exists() and path.parent.is_dir():
+        raise ValueError(f"{flag} {name}: expected a folder, found none")
+
+
+def show_plan(args):
+    """--plan: print what the run will need; returns the exit code 0. Ends with code 2 and one line if it cannot run."""
+    folder = weights_folder(args)
+    try:
+        check_model("--model", folder)
+        config = AutoConfig.from_pretrained(folder)
+        checkpoints.check_supported(config)
+        if args.generator == "vllm":
+            vllm_rollout.check_dense(config)
+        print(*args.notes, *memory.plan(args, memory.Sizes(config, args.dtype)), sep="\n")
+    except (ValueError, OSError, StrictDataclassError) as error:
+        refuse(" ".join(str(error).split()))
+    return 0
+
+
 def try_reward(args, prompt):
     """Have --reward grade a prompt's answer; returns a warning, as a list, if it raises: that may be this prompt.
 
@@ -199,10 +223,8 @@ def read_model(flag, folder, args, notes):
             notes += template_warnings(tokenizer, ends)
     except OSError as error:
         message = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"{flag} {folder}: expected a folder, or a model on the hub that can be read from here; {message} "
-            f"If you mean a folder: {beside(folder)}"
-        ) from error
+        expected = "expected a folder, or a model on the hub that can be read from here"
+        raise ValueError(f"{flag} {folder}: {expected}; {message}") from error
     except ValueError as error:
         raise ValueError(f"{flag} {folder}: {' '.join(str(error).split())}") from error
     except (LookupError, TypeError, ArithmeticError, StrictDataclassError) as error:

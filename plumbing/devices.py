@@ -7,7 +7,6 @@ import argparse
 import os
 import re
 import signal
-import socket
 import sys
 from contextlib import suppress
 from functools import cache
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+BFLOAT16 = (8, 0)  # NVIDIA's first compute capability with it (Ampere)
 # torchrun's variables -> their values in a process that torchrun has not started.
 ALONE = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
 
@@ -26,53 +26,18 @@ def torchrun(name):
     return int(os.environ.get(name, ALONE[name]))
 
 
-ANSWER = 10.0  # seconds in which a launcher accepts a connection
-WAY_OUT = f"unset {' '.join(ALONE)}, or start it by torchrun"
-
-
 def check_launcher():
-    """End with code 2 and one line if torchrun's variables contradict each other, or if their torchrun is gone.
-
-    Its agent hosts the store at which the ranks meet; where it is gone, nobody listens there.
-    """
-    if fault := misfit():
-        cause = "likely cause: variables that an earlier launcher has left in this shell"
-        print(f"train.py: error: {variables()}: {fault}; {cause}: {WAY_OUT}", file=sys.stderr)
+    """End with code 2 and one line if torchrun's variables contradict each other: an earlier launcher has left them."""
+    try:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", torchrun("WORLD_SIZE")))  # other launchers leave it out
+        fit = torchrun("RANK") < torchrun("WORLD_SIZE") and torchrun("LOCAL_RANK") < local
+    except ValueError:
+        fit = False
+    if not fit or torchrun("WORLD_SIZE") > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        expected = "expected the variables RANK to MASTER_PORT as torchrun sets them; likely cause: an earlier launcher"
+        way_out = f"has left some in this shell: unset {' '.join(ALONE)}, or start it by torchrun"
+        print(f"train.py: error: {expected} {way_out}", file=sys.stderr)
         sys.exit(2)
-
-
-def variables():
-    """torchrun's variables as a shell writes them."""
-    return " ".join(f"{name}={os.environ[name]}" for name in ALONE if name in os.environ)
-
-
-def say_who_is_awaited():
-    """A line if torchrun has not started this rank: nobody can tell yet whether something starts the others."""
-    if torchrun("WORLD_SIZE") > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        wait = f"waits for the other ranks at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        print(f"train.py: {variables()}, without torchrun: {wait}. If nothing starts them: {WAY_OUT}", file=sys.stderr)
-
-
-def misfit():
-    """What is wrong with torchrun's variables, in words; "" if nothing is."""
-    if not all(os.environ.get(name, "0").isdecimal() for name in ALONE):
-        return "expected whole numbers"
-    local = int(
-        os.environ.get("LOCAL_WORLD_SIZE", torchrun("WORLD_SIZE"))
-    )  # other launchers than torchrun leave it out
-    if torchrun("RANK") >= torchrun("WORLD_SIZE") or torchrun("LOCAL_RANK") >= local:
-        return "expected a rank below the number of ranks"
-    if torchrun("WORLD_SIZE") == 1:
-        return ""
-    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        return "expected MASTER_ADDR and MASTER_PORT beside them"
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        try:
-            socket.create_connection(place, timeout=ANSWER).close()
-        except OSError as error:
-            return f"expected a launcher that answers at {place[0]}:{place[1]}, got {error}"
-    return ""
 
 
 def restarts():
@@ -118,22 +83,36 @@ def world_size(plan=None):
     if plan:
         return max(2, plan.count)
     world = torchrun("WORLD_SIZE")
-    return world if world > 1 else max(2, torch.cuda.device_count())
+    return world if world > 1 else max(2, gpus())
 
 
 def alone(args):
     """Whether this process is all of the run: in virtual time; or with --evaluate, without GPUs for more of them."""
-    single = args.virtual or args.evaluate and torch.cuda.device_count() < 2
+    single = args.virtual or args.evaluate and gpus() < 2
     return bool(single) and torchrun("WORLD_SIZE") == 1
 
 
 STORES: list = []  # kept open: rank 0 serves the others
 
 
+def gpus():
+    """How many GPUs this process sees."""
+    return torch.cuda.device_count()
+
+
 def device(local):
     """The device of the process with this local rank: a GPU, of which there may be fewer than processes, or the CPU."""
-    gpus = torch.cuda.device_count()
-    return torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
+    return torch.device("cuda", local % gpus()) if gpus() else torch.device("cpu")
+
+
+def mine():
+    """This process's GPU. To ask one of another is to start a CUDA context there, half a GB for every rank."""
+    return device(torchrun("LOCAL_RANK")).index
+
+
+def default_dtype():
+    """bfloat16 on a GPU that has it, else float32."""
+    return "bfloat16" if gpus() and torch.cuda.get_device_capability(mine()) >= BFLOAT16 else "float32"
 
 
 def uuid(place):
@@ -147,10 +126,9 @@ def gpus_of_ranks(unstarted=1):
     unstarted  how many ranks there will be, if they have not been started yet
     """
     count = int(os.environ.get("LOCAL_WORLD_SIZE", unstarted))
-    gpus = torch.cuda.device_count()
-    if 0 < gpus < count and torchrun("WORLD_SIZE") > 1:
+    if 0 < gpus() < count and torchrun("WORLD_SIZE") > 1:
         return uuids()  # they share GPUs, or each sees another one only, as under Slurm
-    return [rank % gpus if gpus else None for rank in range(count)]
+    return [rank % gpus() if gpus() else None for rank in range(count)]
 
 
 @cache  # a process exchanges them once
@@ -180,21 +158,17 @@ def backend(gpus):
     return "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
 
 
-def own_memory(args):
-    """Bytes of the GPU that each process has for itself; 0 if processes share one, or have none."""
+def gpu_bytes(args):
+    """Bytes of a GPU for each process that uses it: an equal part, where several do."""
     if args.plan:
-        return args.plan.device.memory if args.plan.count == world_size(args.plan) else 0
-    gpus = gpus_of_ranks(world_size())
-    if args.virtual or args.evaluate or None in gpus or len(set(gpus)) < len(gpus):
-        return 0
-    # Of this process's own GPU: to ask one of another is to start a CUDA context there, half a GB for every rank.
-    return torch.cuda.mem_get_info(torchrun("LOCAL_RANK") % torch.cuda.device_count())[1]
+        return args.plan.device.memory * args.plan.count / world_size(args.plan)
+    places = gpus_of_ranks(world_size())
+    return torch.cuda.mem_get_info(mine())[1] / max(map(places.count, places))
 
 
 def free_bytes(local):
     """Free memory of the device of the local-th process of this node."""
-    gpus = torch.cuda.device_count()
-    return torch.cuda.mem_get_info(local % gpus)[0] if gpus else available()
+    return torch.cuda.mem_get_info(local % gpus())[0] if gpus() else available()
 
 
 def available():
@@ -238,9 +212,26 @@ OTHER = re.compile(r"(\d+)GB:(\d+\.?\d*)TB/s:(\d+)TFLOPS", re.IGNORECASE)
 
 
 class Fleet(NamedTuple):
+    """The GPUs of a run."""
+
     count: int
     name: str
     device: Device
+
+
+def here():
+    """The Fleet that the processes of a run find here, of one GPU if they share GPUs; None without GPUs.
+
+    Of a GPU that is not in DEVICES nothing is known: its numbers are 0.
+    """
+    if not gpus():
+        return None
+    name = torch.cuda.get_device_name(mine())
+    words = re.sub(r"RTX (?=\d)", "RTX", name)
+    known = [device for device in DEVICES if re.search(rf"\b{device}\b", words)]
+    places = gpus_of_ranks(world_size())
+    count = world_size() if len(set(places)) == len(places) else 1
+    return Fleet(count, known[-1], DEVICES[known[-1]]) if known else Fleet(count, name, Device(0, 0, 0))
 
 
 def fleet(text):
@@ -256,13 +247,9 @@ def fleet(text):
         memory, bandwidth, flops = map(float, other.groups())
         device = Device(1e12 * flops, 1e12 * bandwidth, 1e9 * memory)
     if not count.isdecimal() or not device or not min(int(count), *device[:3]):
-        known = ", ".join(f"{one} ({device.memory / 1e9:.0f} GB)" for one, device in DEVICES.items())
+        names = ", ".join(f"{known} ({device.memory / 1e9:.0f} GB)" for known, device in DEVICES.items())
         raise argparse.ArgumentTypeError(
-            f"got {text}; expected NxGPU such as 8xH100, with a GPU of: {known}; or its numbers, such as "
+            f"got {text}; expected NxGPU such as 8xH100, with a GPU of: {names}; or its numbers, such as "
             "8x80GB:2.0TB/s:300TFLOPS"
         )
     return Fleet(int(count), name if other else name.upper(), device)
-
-
-BFLOAT16 = (8, 0)  # NVIDIA's first compute capability with it (Ampere)
-OLD_GPU = "this GPU has no bfloat16; weights, keys and values take twice the memory, and a step takes longer"

@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 
 import fit
-from plumbing.arguments import beside
 
 COMPUTE = ("gpu_hours", "global_step", "step")
 STEPS = ("global_step", "step")  # columns by which repeated rows are known, if compute is none
@@ -51,7 +50,7 @@ def read_rows(path):
     if "tfevents" in path.name or path.suffix in (".parquet", ".xlsx") or path.is_dir():
         raise fit.BadInput("folders, event files, Parquet and Excel are not read; export the columns as CSV")
     if not path.exists():
-        raise FileNotFoundError(f"{path}: No such file; {beside(path)}")
+        raise FileNotFoundError(f"{path}: No such file")
     if not path.is_file():
         raise fit.BadInput("this is not a file")
     try:

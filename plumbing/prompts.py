@@ -44,7 +44,6 @@ from zipfile import BadZipFile
 import data
 from data import Row, malformed
 from plumbing import references
-from plumbing.arguments import beside, is_path
 from verify.graders import TASKS
 from verify.programs import read_tests
 
@@ -201,10 +200,10 @@ def read(name: str) -> Iterator[tuple[str, Any]]:
         cause = "lines of text, which have no answers, or another kind of table"
         raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, ", ".join(READERS | BUILDERS))
     hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
-    if hub and not is_path(name, longest=3) and kind not in READERS | BUILDERS:
+    if hub and not os.path.isdir(name.partition("/")[0]) and kind not in READERS | BUILDERS:
         return read_dataset(name, path=hub[1], name=hub[2])
     expected = f"{', '.join(data.EMBEDDED_TASKS)}, a file, a folder or OWNER/NAME on the hub"
-    raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder; {beside(name)}")
+    raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder")
 
 
 def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:

@@ -1,8 +1,9 @@
 """The settings of a run: one dataclass, from which the command line and --help are made. Each flag is stated once here.
 
-Flags are named in the paper's words. A flag that is not given takes its value from --recipe if that is given and sets
-it, else from the preset (recipes.BASE for the models in base/, TINY for base/tiny, else PAPER), else from ScaleRL.
-The clip flags (--eps-max ...) are those that the losses declare. A flag that the chosen mode does not read is refused.
+Flags are named in the paper's words. The value in force is the first of: the given flag, the resumed run's, that of a
+given --recipe, that of the preset (recipes.PRESETS: base for the models in base/, tiny for base/tiny, else paper), the
+default, which is ScaleRL's. The clip flags (--eps-max ...) are those that the losses declare. A flag that the chosen
+mode does not read is refused.
 
 Deviation: --loss gspo without --recipe takes the sample average, the only one under which its objective is GSPO's.
 Deviation: with ppo, a default --eval-every is rounded up to a multiple of k: the paper's 100 is no multiple of 8.
@@ -12,6 +13,7 @@ Run by train.py. Test: pytest tests/test_settings.py
 
 import argparse
 import os
+from collections import ChainMap
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import date
@@ -26,21 +28,20 @@ from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, Fault, greatest_staleness
 from plumbing.arguments import Parser, as_given, option
 from plumbing.devices import (
-    BFLOAT16,
-    OLD_GPU,
     check_launcher,
+    default_dtype,
     end_launcher,
     fleet,
+    gpus,
     refuse,
     restarts,
-    say_who_is_awaited,
     torchrun,
     world_size,
 )
 from plumbing.log import finished_checkpoints, lock_log, others, step_of, stored_flags
 from plumbing.prompts import anchored, parse_source
 from plumbing.user_loss import register_own_loss
-from recipes import BASE, OF_BASE, PAPER, RECIPES
+from recipes import PRESETS, RECIPES
 from reward import THINK_END
 
 ROOT = Path(__file__).resolve().parents[1]  # the project's folder, so that base/ is found from every working folder
@@ -120,8 +121,10 @@ class Settings:
     """All flags of train.py, and what follows from them. What fits, and what ranks agree on, are copies of it."""
 
     recipe: str = flag("a published recipe (A.16); flags given beside it win", default="scalerl", choices=RECIPES)
+    recipe_given: bool = False  # else P and k are those of the preset
+    preset: str = ""  # a name in recipes.PRESETS
     loss: str = flag("objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)", type=loss_name)
-    aggregation: str = flag("loss aggregation (Sec. 3.2)", choices=AGGREGATIONS)
+    aggregation: str = flag("loss aggregation (Sec. 3.2); with --loss gspo: sample", choices=AGGREGATIONS)
     normalisation: str = flag("advantage normalisation (Sec. 3.2)", choices=NORMALISATIONS)
     zero_variance_filter: bool = flag("drop prompts with all completions right or all wrong (Sec. 3.2)")
     no_positive_resampling: float | None = flag(
@@ -139,7 +142,7 @@ class Settings:
     )
     trainers: int | None = flag("T, ranks that train; the others generate (default: a fifth)", START, least=1)
     virtual: str | None = flag(
-        "virtual time: exact, generators, balanced, trainers, measured:LOG (docs/virtual.md)", metavar="COSTS"
+        "virtual time: exact, generators, balanced or trainers (docs/virtual.md)", metavar="COSTS"
     )
     generators: int = flag("with --virtual: generators beside the T trainers", default=1, least=1, metavar="N")
 
@@ -224,8 +227,8 @@ class Settings:
     default_new: int = 0  # the default of --max-new-tokens, for which the other default lengths are made
 
 
-FIELDS = {one.name: one for one in fields(Settings) if "help" in one.metadata}  # the flags
-DEFAULTS: dict = {name: one.default for name, one in FIELDS.items()} | RECIPES["scalerl"]
+FIELDS = {setting.name: setting for setting in fields(Settings) if "help" in setting.metadata}  # the flags
+DEFAULTS: dict = {name: setting.default for name, setting in FIELDS.items()} | RECIPES["scalerl"]
 
 
 def known_flags():
@@ -234,7 +237,8 @@ def known_flags():
         prog="train.py",
         usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
         description="ScaleRL: asynchronous reinforcement learning of a language model, and a forecast of what more "
-        "compute will buy. In [brackets]: defaults.",
+        "compute will buy. In [brackets]: defaults on the embedded task; paper: with your own --model; tiny: with "
+        "--data tiny.",
         argument_default=argparse.SUPPRESS,
     )
     for name, setting in FIELDS.items():
@@ -252,8 +256,8 @@ def argument(setting):
     """argparse's keywords for a field of Settings."""
     keywords: dict = {name: setting.metadata[name] for name in ("choices", "metavar") if name in setting.metadata}
     if setting.type is bool:
-        return keywords | {"action": argparse.BooleanOptionalAction if setting.default is None else "store_true"}
-    kind = next(kind for kind in (get_args(setting.type) or (setting.type,)) if kind is not type(None))
+        return keywords | {"action": argparse.BooleanOptionalAction}
+    kind = (get_args(setting.type) or (setting.type,))[0]
     several: dict = {list: {"nargs": "+"}, tuple: {"nargs": 2}}.get(get_origin(setting.type), {})
     return keywords | several | {"type": setting.metadata.get("type", kind)}
 
@@ -265,13 +269,16 @@ def clip_text(clip):
 
 
 def default_text(name):
-    """What --help says of a flag's default: on the embedded task and, where it differs, with one's own --model.
+    """What --help says of a flag's default: on the embedded task and, where it differs, under the other presets.
 
     >>> default_text("lr"), default_text("off_policy"), default_text("out")
-    (' [0.0002; own model: 5e-07]', ' [pipeline]', '')
+    (' [0.0002; paper: 5e-07; tiny: 0.0003]', ' [pipeline]', '')
     """
-    ours, own = (as_given((DEFAULTS | preset).get(name)) for preset in (BASE, PAPER))
-    return "" if ours in (None, "") else f" [{ours}]" if ours == own else f" [{ours}; own model: {own}]"
+    if name == "recipe":
+        return " [scalerl, with P and k of the preset]"
+    ours, *others = (as_given((DEFAULTS | preset).get(name)) for preset in PRESETS.values())
+    differ = [f"; {preset}: {value}" for preset, value in zip([*PRESETS][1:], others) if value != ours]
+    return "" if ours in (None, "") else f" [{ours}{''.join(differ)}]"
 
 
 # --- The settings in force -------------------------------------------------------------------------------------------
@@ -299,37 +306,36 @@ def in_force(asked):
     check_numbers(asked)
     earlier = earlier_flags(asked)
     given = earlier | asked
-    names = [parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
-    base = data.base_of(names)
-    recipe = RECIPES.get(given.get("recipe"), {})
+    base = data.base_of([parse_source(source)[0] for source in given.get("data", ["arithmetic"])])
     preset = preset_of((ROOT / given.get("model", base)).resolve())
-    average = {"aggregation": "sample"} if given.get("loss") == "gspo" and not recipe else {}
-    # Of this process's own GPU: to ask one of another would start a CUDA context there.
-    mine = torchrun("LOCAL_RANK") % max(1, torch.cuda.device_count())
-    old = torch.cuda.is_available() and torch.cuda.get_device_capability(mine) < BFLOAT16
-    dtype = "bfloat16" if torch.cuda.is_available() and not old else "float32"
-    if given.get("plan"):
-        dtype = given["plan"].device.dtype
-    values = DEFAULTS | {"model": base, "dtype": dtype} | preset | recipe | average | given
+    recipe = RECIPES.get(given.get("recipe"), {"aggregation": "sample"} if given.get("loss") == "gspo" else {})
+    computed = {"model": base, "dtype": given["plan"].device.dtype if given.get("plan") else default_dtype()}
+    # The first that has a flag gives its value.
+    values = ChainMap(asked, earlier, recipe, PRESETS[preset], computed, DEFAULTS)
     args = SimpleNamespace(**vars(Settings(**{name: values[name] for name in FIELDS})))
-    if old and "dtype" not in given:
-        args.notes.append(f"--dtype {dtype}: {OLD_GPU}")
-    args.default_new = (preset | earlier)["max_new_tokens"]
+    args.preset = preset
+    args.recipe_given = "recipe" in asked or earlier.get("recipe_given", False)
+    if gpus() and args.dtype == "float32" and "dtype" not in given and not args.plan:
+        args.notes.append("--dtype float32, since this GPU has no bfloat16: all takes twice the memory, and longer")
+    args.default_new = (PRESETS[preset] | earlier)["max_new_tokens"]
     # Sizes of an earlier run count as asked for, so that memory.py does not change them.
-    sizes = ["max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"]
-    sizes += [] if "evaluate" in asked else ["eval_prompts"]
-    args.asked = sorted({*asked, *(name for name in sizes if name in earlier)})
+    sizes = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
+    sizes |= set() if args.evaluate else {"eval_prompts"}
+    args.asked = sorted(asked.keys() | sizes & earlier.keys())
+    args.clips = {clip: given.get(clip, declared.default) for clip, declared in LOSSES[args.loss].clips.items()}
+    check_rule(args)
     derive_defaults(args, given, asked, earlier)
     check(args, given, asked)
-    say_who_is_awaited()
+    how = "" if args.recipe_given else " with P and k of the preset"
+    args.notes.append(f"preset {preset}, recipe {args.recipe}{how}; flags that you give win")
     return Settings(**vars(args))
 
 
 def preset_of(folder):
-    """The settings for the policy in this folder: those of OF_BASE or else BASE in base/, PAPER for any other."""
-    if not folder.is_relative_to(ROOT / "base"):
-        return PAPER
-    return OF_BASE.get(folder.relative_to(ROOT).as_posix(), BASE)
+    """The name of the preset for the policy in this folder."""
+    if folder == ROOT / "base" / "tiny":
+        return "tiny"
+    return "base" if folder.is_relative_to(ROOT / "base") else "paper"
 
 
 def whole_paths(flags):
@@ -385,7 +391,7 @@ def restored(log, asked):
     Raises ValueError if it names a file with code that the command line does not name: somebody else may have
     written the log.
     """
-    known = {name for name, setting in FIELDS.items() if not START & setting.metadata["marks"]}
+    known = {name for name, setting in FIELDS.items() if not START & setting.metadata["marks"]} | {"recipe_given"}
     if "evaluate" in asked:  # nothing is trained, and no time is virtual
         known &= of_evaluations()
     stored = stored_flags(log)
@@ -407,19 +413,18 @@ def derive_defaults(args, given, asked, earlier):
     """Fill in the values that follow from others."""
     if args.virtual:
         args.trainers = args.trainers or max(1, (1 + args.generators) // 5)  # of the model: one process computes
-        from plumbing.virtual import named as named_costs  # here, since it loads what takes seconds
+        from plumbing.virtual import TABLE  # here, since it loads what takes seconds
 
-        try:
-            args.costs = named_costs(args.virtual)
-        except (ValueError, OSError) as error:
-            raise ValueError(f"--virtual {args.virtual}: {error}") from error
+        if args.virtual not in TABLE:
+            raise ValueError(f"--virtual: got {args.virtual}; expected {', '.join(TABLE)}")
+        args.costs = TABLE[args.virtual]
     elif not args.evaluate:
         world = world_size(args.plan)
         if args.resume and args.trainers and args.trainers >= world:  # a node may be missing after a restart
             args.notes.append(f"--trainers {args.trainers} of {world} processes: {world - 1} train")
             args.trainers = world - 1
         args.trainers = args.trainers or -(-world // 5)  # memory.py takes more if these do not fit
-    if "eval_every" not in given and not args.evaluate:
+    if "eval_every" not in given:
         args.eval_every = fitting_interval(args) or args.eval_every
     args.checkpoint_every = args.checkpoint_every or args.eval_every
     name = args.loss.rpartition(":")[2]
@@ -427,7 +432,6 @@ def derive_defaults(args, given, asked, earlier):
     args.checkpoint = starting_point(args, earlier) if args.resume else None
     args.resume = bool(args.checkpoint)
     args.date = args.date or date.today().isoformat()
-    args.clips = {clip: given.get(clip, declared.default) for clip, declared in LOSSES[args.loss].clips.items()}
     if args.think_end is None and args.length_control == "interrupt":
         if "length_control" in asked:
             raise ValueError("--length-control interrupt with --think-end none: an interruption ends in the mark")
@@ -436,21 +440,16 @@ def derive_defaults(args, given, asked, earlier):
         args.interrupt_phrase = args.interrupt_phrase.replace(THINK_END, args.think_end)
 
 
-def evaluations_meet_broadcasts(args, eval_every):
-    """Whether the generators have the trainers' weights whenever an evaluation is due."""
-    broadcasts = OFF_POLICY[args.off_policy].broadcasts
-    return all(broadcasts(step, args.k) for step in range(eval_every, args.steps, eval_every))
-
-
 def fitting_interval(args):
-    """The least --eval-every from the present one to twice it at which evaluations meet broadcasts, or None.
+    """The least --eval-every from the present one on at whose multiples the generators have the trainers' weights.
 
-    A rule need not send weights at multiples of anything, so the search has an end.
+    A rule need not send weights at multiples of anything, so the search has an end: None.
     """
-    if args.k < OFF_POLICY[args.off_policy].least_k:  # refused below
-        return None
-    candidates = range(args.eval_every, 2 * args.eval_every + args.k + 1)
-    return next((interval for interval in candidates if evaluations_meet_broadcasts(args, interval)), None)
+    sent = OFF_POLICY[args.off_policy].broadcasts
+    for interval in range(args.eval_every, 2 * args.eval_every + args.k + 1):
+        if all(sent(step, args.k) for step in range(interval, args.steps, interval)):
+            return interval
+    return None
 
 
 def starting_point(args, earlier):
@@ -487,10 +486,8 @@ def check_numbers(asked):
             raise ValueError(f"{option(name)}: got {value}; expected a number of more than {bounds['above']}")
 
 
-def check(args, given, asked):
-    """Raise ValueError for what cannot work, before anything is loaded or spawned."""
-    check_read(args, asked)
-    try_loss(args)
+def check_rule(args):
+    """Raise ValueError for a k that the rule of --off-policy has not, or with which it breaks its promise."""
     rule = OFF_POLICY[args.off_policy]
     if args.k < rule.least_k:
         raise ValueError(f"--k is {args.k}; expected >= {rule.least_k} with {args.off_policy}")
@@ -500,6 +497,12 @@ def check(args, given, asked):
             f"--off-policy {args.off_policy} --k {args.k}: its rule promises tokens at most {rule.bound(args.k)} "
             f"optimizer steps old, and would allow {greatest}"
         )
+
+
+def check(args, given, asked):
+    """Raise ValueError for what cannot work, before anything is loaded or spawned."""
+    check_read(args, asked)
+    try_loss(args)
     sets = [parse_source(source) for source in args.data]
     if "model" not in given and not {name for name, *_ in sets} <= data.EMBEDDED_TASKS.keys():
         raise ValueError("--data FILE needs --model: the embedded base model knows only digits, + and -")
@@ -519,18 +522,17 @@ def check_training(args, sets):
         raise ValueError("--data: expected a source to train on; all have weight 0, which is for validation only")
     if args.temperature == 0:
         raise ValueError("--temperature is 0; expected more, except with --evaluate: RL needs different completions")
-    if not evaluations_meet_broadcasts(args, args.eval_every):
-        interval = fitting_interval(args) or args.steps  # at the end weights are sent by every rule
+    interval = fitting_interval(args)
+    if interval != args.eval_every:
         raise ValueError(
-            f"--eval-every {args.eval_every} with --off-policy {args.off_policy} --k {args.k}: expected an "
-            f"interval at whose multiples the generators get new weights; give --eval-every {interval}"
+            f"--eval-every {args.eval_every} with --off-policy {args.off_policy} --k {args.k}: expected an interval at "
+            f"whose multiples the generators get new weights; give --eval-every {interval or args.steps}"
         )
     if args.generations < 2:
         raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
     world = world_size(args.plan)
     if not args.virtual and args.trainers >= world:
-        shortage = f"--trainers {args.trainers} of {world} processes leaves no generator"
-        raise ValueError(f"{shortage}: raise --nproc-per-node")
+        raise ValueError(f"--trainers {args.trainers} of {world} processes leaves no generator: raise --nproc-per-node")
 
 
 def try_loss(args):
@@ -549,15 +551,12 @@ def try_loss(args):
 def check_read(args, asked):
     """Raise ValueError for a flag that the chosen loss or length control does not read."""
     for name in asked:
+        mode, value = FIELDS[name].metadata.get("read_with", ("", "")) if name in FIELDS else ("", "")
+        if mode and getattr(args, mode) != value:
+            raise ValueError(f"{option(name)} is read with {option(mode)} {value} only, got {getattr(args, mode)}")
         if name not in FIELDS and name not in args.clips:
             reads = ", ".join(map(option, args.clips)) or "none of these"
             raise ValueError(f"{option(name)} is not read by --loss {args.loss}, which reads {reads}")
-        mode, value = FIELDS[name].metadata.get("read_with", ("", "")) if name in FIELDS else ("", "")
-        if mode and getattr(args, mode) != value:
-            now = mode, getattr(args, mode)
-            reads = [option(other) for other, setting in FIELDS.items() if setting.metadata.get("read_with") == now]
-            problem = f"{option(name)} is not read by {option(mode)} {now[1]}"
-            raise ValueError(f"{problem}, which reads {', '.join(reads) or 'none of these'}")
 
 
 def check_start(args, given):
@@ -572,7 +571,7 @@ def check_start(args, given):
         check_repeatable(args, step_of(args.checkpoint))
     if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise ValueError("--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in every launcher's environment")
-    if restarts() and "resume" not in given:
+    if restarts() and not given.get("resume"):
         raise ValueError("--max-restarts needs --resume: else a restart is refused, as --out holds a run already")
 
 
@@ -595,7 +594,7 @@ def check_folder(args, given):
         raise ValueError(f"--out {out} is a file; expected a folder, or the name of one to be made")
     if args.evaluate and (out / "evaluation.jsonl").exists():
         raise ValueError(f"{out} holds an evaluation already; give another --out")
-    if args.evaluate or args.plan or "resume" in given:
+    if args.evaluate or args.plan or given.get("resume"):
         return
     if (log := out / "log.jsonl").exists() and log.stat().st_size:
         raise ValueError(f"{out} holds a run already; give another --out, or --resume to go on with it")

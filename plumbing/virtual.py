@@ -26,7 +26,6 @@ import itertools
 import math
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -35,13 +34,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipeline import RequestQueue
 from plumbing.checkpoints import pick
+from plumbing.devices import device
 from plumbing.heartbeat import Heartbeat
-from plumbing.log import TICKS, lock_log, read_rows
+from plumbing.log import TICKS, lock_log
 from plumbing.processes import Processes, handled
 from plumbing.store import Interrupted, Store
-
-# Columns of a measured log.
-NEEDED = ("seconds_generate", "seconds_train", "seconds_publish", "tokens", "length_max", "micro_batches", "padded")
 
 
 class Costs(NamedTuple):
@@ -77,51 +74,6 @@ TABLE = {
     "balanced": BALANCED,
     "trainers": BALANCED._replace(micro_batch=2e-2, token=8e-5),
 }
-
-
-def named(name):
-    """The Costs of a name in TABLE, or of "measured:LOG".
-
-    Raises ValueError for any other name and for a log that does not say enough, OSError for one that cannot be read.
-    """
-    kind, _, log = name.partition(":")
-    if kind == "measured" and log:
-        return measured(log)
-    if name not in TABLE:
-        raise ValueError(f"expected one of {', '.join(TABLE)} or measured:LOG")
-    return TABLE[name]
-
-
-def measured(log):
-    """BALANCED with two factors, for a generator's work and for training, after the seconds of a real run's steps.
-
-    A broadcast takes the shortest time of a publication: in the others the trainer waited for the end of a decode step.
-    Decoding is compared with full slots, so the fit is closest where the generators seldom wait (PipelineRL, k > 0).
-    log    log.jsonl of a real run, or its folder; its first step, in which much is done for the first time, is left out
-    """
-    path = Path(log) / "log.jsonl" if Path(log).is_dir() else Path(log)
-    rows, _ = read_rows(path)
-    configs = [row for row in rows if row["kind"] == "config"]
-    steps = [row for row in rows if row["kind"] == "step"]
-    complete = all(any(name in row for row in steps) for name in NEEDED)
-    flags = configs[-1]["flags"] if configs else {}
-    if not complete or not flags or flags.get("virtual") or len(steps) < 3:
-        raise ValueError(f"expected the log of a real run of 3 steps or more, with the columns {', '.join(NEEDED)}")
-    generators = configs[-1]["world"] - flags["trainers"]
-    timed = steps[1:]
-    generated = (steps[-1]["tokens"] - steps[0]["tokens"]) / generators
-    in_work = (flags["k"] + 1) * flags["prompts"] * flags["generations"] / generators
-    slots = min(flags["slots"], in_work)
-    columns = flags["max_prompt_tokens"] / 2 + max(row["length_max"] for row in timed)
-    decoding = generated / slots * BALANCED.decode_step(slots, columns)
-    training = sum(BALANCED.gradient_step(row["micro_batches"], row["padded"]) for row in timed)
-    slower = sum(row["seconds_generate"] for row in timed) / decoding
-    longer = sum(row["seconds_train"] for row in timed) / training
-    return BALANCED._replace(
-        **{name: slower * getattr(BALANCED, name) for name in ("decode", "row", "column", "turn")},
-        **{name: longer * getattr(BALANCED, name) for name in ("micro_batch", "token", "optimizer")},
-        broadcast=min(row["seconds_publish"] for row in timed),
-    )
 
 
 def ticks(seconds):
@@ -246,7 +198,7 @@ class InOneProcess(Processes):
         self.drain = args.costs.drain
         self.out = args.out
         self.dtype = getattr(torch, args.dtype)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = device(0)
         self.trainer_ranks = range(1)
         self.generator_ranks = range(1, 1 + args.generators)
         self.hosts = [""] * (1 + args.generators)

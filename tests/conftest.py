@@ -156,6 +156,28 @@ def tiny_model(kind="qwen3", **changes):
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
+def qwen3(size="0.6B"):
+    """The config of a Qwen3 as published."""
+    from transformers import AutoConfig
+
+    width, inner, layers, heads, tied = {
+        "0.6B": (1024, 3072, 28, 16, True),
+        "4B": (2560, 9728, 36, 32, True),
+        "8B": (4096, 12288, 36, 32, False),
+        "32B": (5120, 25600, 64, 64, False),
+    }[size]
+    sizes = dict(hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
+    rest = dict(num_key_value_heads=8, head_dim=128, vocab_size=151936, max_position_embeddings=40960)
+    return AutoConfig.for_model("qwen3", **sizes, **rest, tie_word_embeddings=tied)
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Folders Qwen3-SIZE with a config alone."""
+    for size in ("0.6B", "8B"):
+        qwen3(size).save_pretrained(tmp_path / f"Qwen3-{size}")
+
+
 def ranks_of(launcher):
     """{rank: process id} of the children of a torchrun."""
     found = {}

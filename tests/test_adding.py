@@ -19,6 +19,7 @@ import loss
 import pipeline
 from plumbing import prompts as sources
 from plumbing.settings import ROOT, known_flags, preset_of
+from recipes import PRESETS
 from verify import graders
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
@@ -172,7 +173,7 @@ def check_embedded(task):
     for text, answer in (row.example(rng, min(row.lengths)) for _ in range(5000)):
         assert answer and answers.setdefault(text, answer) == answer
     tokens = AutoTokenizer.from_pretrained(ROOT / row.base)
-    longest = preset_of((ROOT / row.base).resolve())["max_prompt_tokens"]
+    longest = PRESETS[preset_of((ROOT / row.base).resolve())]["max_prompt_tokens"]
     texts, whole = zip(*((text, text + answer) for text, answer in train))
     assert not any(tokens.unk_token_id in ids for ids in tokens([*whole])["input_ids"])
     assert max(map(len, tokens([*texts])["input_ids"])) <= longest

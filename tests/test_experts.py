@@ -167,7 +167,7 @@ def test_flops_count_the_parameters_that_a_token_uses_and_memory_counts_all(kind
     model = tiny_model(kind)
     # An expert has three matrices of 32 x 16; a token uses 2 of the 8 in each of 2 layers.
     assert experts.active_parameters(model) == model.num_parameters() - 2 * 6 * 3 * 32 * 16
-    assert memory.parameters(model.config) == model.num_parameters()
+    assert memory.Sizes(model.config, "float32").count == model.num_parameters()
     assert experts.count(model.config) == (EXPERTS, CHOSEN)
 
 

@@ -176,9 +176,9 @@ def test_no_setting_of_a_table_takes_anything_from_a_preset(monkeypatch, losses_
     monkeypatch.setattr("plumbing.settings.anchored", lambda name: name)
     flags = {flags for own in tables.TABLES.values() for flags in own.values()}
     now = {text: vars(read_settings(text.split())) for text in flags}
-    other = dict.fromkeys(recipes.BASE, 1) | {"k": 64, "interrupt_phrase": "so: </think>"}
+    other = dict.fromkeys(recipes.PRESETS["base"], 1) | {"k": 64, "interrupt_phrase": "so: </think>"}
     other |= {"length_control": "penalty", "interrupt_at": (1, 1)}
-    for preset, (name, value) in product((recipes.BASE, recipes.TINY), other.items()):
+    for preset, (name, value) in product((recipes.PRESETS["base"], recipes.PRESETS["tiny"]), other.items()):
         monkeypatch.setitem(preset, name, value)
     unread = {"asked", "length_max", "length_cache", "interrupt_at", "interrupt_phrase", "default_new"}
     for text, before in now.items():

@@ -1,141 +1,230 @@
-"""Claims about plumbing/memory.py, train.py --plan: what a run needs, by a model and from its config alone."""
+"""Claims about plumbing/memory.py: what fits, by a model and its config alone; and train.py --plan."""
 
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
-from test_settings import QWEN3, QWEN3_8B
-from test_train import ROOT
+from conftest import ROOT, given, launched, qwen3
+from test_train import elsewhere  # noqa: F401
+from transformers import AutoConfig
 
 import train
-from plumbing import memory
-from plumbing.settings import read_settings
+import vllm_rollout
+from plumbing import build, memory
+from plumbing.devices import DEVICES
+from plumbing.memory import Sizes
 
-LARGE = QWEN3_8B.to_dict() | dict(max_position_embeddings=40960, layer_types=None)
-MANY = LARGE | dict(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64)
-# The config of each Qwen3, and peaks that a meter of fake tensors found, GB: of each of so many trainers, and of a
-# generator with so many slots. The factors of memory.py were fitted on 0.6B and 8B, those of a trainer on 1.7B and 4B
-# too; 32B had no part in them.
-MODELS = {
-    "0.6B": (QWEN3.to_dict(), {1: 16.3}, {32: 63.6}),
-    "4B": (LARGE | dict(hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True), {1: 83.3}, {24: 69.7}),
-    "8B": (LARGE, {2: 91.2, 4: 58.5, 16: 33.9}, {20: 68.9}),
-    "32B": (MANY, {16: 82.8}, {12: 124.6}),
+OWN = "--model M --data F"
+BIG = f"{OWN} --dtype bfloat16 --max-new-tokens 14336"
+
+
+def draft(flags):
+    """Settings to be made to fit."""
+    return SimpleNamespace(**vars(given(flags)))
+
+
+def sizes(model):
+    return Sizes(qwen3(model), "bfloat16")
+
+
+# --- What is computed ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags, positions, lengths", [
+    ("", 16384, [2048, 14336, (10000, 12000), 14000, 2000]),
+    ("", 8192, [1024, 7168, (5000, 6000), 7000, 1000]),  # 8,192 positions are half of the paper's 16,384
+    # A prompt length that is given stays: 7,168 = 14,336 / 2 are left of 7,268.
+    ("--max-prompt-tokens 100", 7268, [100, 7168, (5000, 6000), 7000, 1000]),
+    # Default interruptions follow a given length, an eighth of the paper's.
+    ("--max-new-tokens 1792", 8192, [2048, 1792, (1250, 1500), 1750, 250]),
+    # Given ones never change; the prompt has the positions that are left.
+    ("--max-new-tokens 8000 --interrupt-at 70 90", 8192, [192, 8000, [70, 90], 7812, 1116]),
+    # 56 = 14,336 / 256 scales them to 39 and 46; but 46 + 19 tokens of phrase leave none for the answer: at most 36.
+    ("--max-new-tokens 56", 8192, [2048, 56, (30, 36), 54, 7]),
+])  # fmt: skip
+def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor(flags, positions, lengths):
+    args = draft(f"{OWN} {flags}")
+    memory.fit_lengths(args, positions, phrase=19)
+    names = "max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"
+    assert [getattr(args, name) for name in names] == lengths
+
+
+@pytest.mark.parametrize("flags, world, prompts", [
+    (OWN, 8, 100),  # 2 trainers and 6 generators: 6 x 1,000 / 64 = 93.75, but 100 at least
+    (f"{OWN} --eval-prompts 1000", 2, 1000),  # given
+    (f"{OWN} --virtual exact --generators 16", 1, 250),
+    ("--data F --evaluate M", 1, 1000),
+])  # fmt: skip
+def test_sec21_a_validation_has_the_papers_prompts_per_generator(monkeypatch, flags, world, prompts):
+    launched(monkeypatch, WORLD_SIZE=world)
+    monkeypatch.setattr(memory, "free_bytes", lambda local: 1e15)
+    args, changes = memory.fit(given(flags), sizes("0.6B"), 19)
+    assert args.eval_prompts == prompts
+    assert [f"--eval-prompts {prompts} instead of 1000" in change for change in changes] == [True] * (prompts < 1000)
+
+
+@pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
+def test_the_papers_slots_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainers):
+    args = draft(f"{OWN} --dtype bfloat16")
+    assert args.slots == 256  # x 16,384 positions x 2 x 28 layers x 8 heads x 128 numbers x 2 bytes = 481 GB
+    memory.fit_slots(args, sizes("0.6B"), free=80_000_000_000, trainers=trainers, generators=1)
+    slot, parameters = 16384 * 114_688, 596_049_920
+    # A trainer needs 16 bytes per parameter, 9.5 GB, besides its micro-batch.
+    needed = args.slots * slot + 2 * parameters + trainers * 16 * parameters
+    assert 0.9 * 80e9 - needed < (3 + 3 * trainers) * slot  # left: less than one slot, prompts and the micro-batch
+    assert needed < 0.9 * 80e9 and args.slots == (28 if trainers else 36)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """(world, visible, uuids, rank, name): as if so many processes had GPUs of 80 GB, of which each sees some."""
+
+    def pretend(world, visible, uuids="", rank=0, capability=(8, 0), name="some other GPU"):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA {name}")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 80_000_000_000))
+        monkeypatch.setattr("plumbing.devices.uuids", lambda: [*uuids])
+        launched(monkeypatch, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, RANK=rank, LOCAL_RANK=rank)
+
+    return pretend
+
+
+@pytest.mark.parametrize("world, visible, uuids, rank, expected", [
+    (2, 0, "", 0, (1, 2)),  # a trainer without a GPU decodes in evaluations too
+    (4, 2, "abab", 0, (1, 1)),  # rank 0 is the trainer
+    (8, 1, "abcdefgh", 5, (0, 1)),  # each process sees one GPU, another one, as under Slurm
+    (4, 1, "aabb", 0, (1, 1)),  # a GPU for two
+])  # fmt: skip
+def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(gpus, world, visible, uuids, rank, expected):
+    gpus(world, visible, uuids, rank)
+    shared = memory.neighbours(given())
+    assert (shared["trainers"], shared["generators"]) == expected
+    assert shared["free"] == 1000 + rank % visible if visible else shared["free"] > 1e6
+
+
+@pytest.mark.parametrize("capability, dtype", [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
+def test_a_gpu_without_bfloat16_trains_in_float32_and_says_so(gpus, capability, dtype):
+    gpus(2, 2, capability=capability)
+    args = given()
+    assert args.dtype == dtype and any("no bfloat16" in note for note in args.notes) == (dtype == "float32")
+    assert given("--dtype bfloat16").dtype == "bfloat16"
+
+
+def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(gpus):
+    gpus(8, 8)
+    few = AutoConfig.for_model("llama", vocab_size=1000)
+    small = f"{BIG} --token-budget 4096 --max-new-tokens 2048 --length-control none"  # a small micro-batch
+    cases = (BIG, qwen3("8B")), (BIG, qwen3()), (small, qwen3("8B")), (BIG, few)
+    chunks = [memory.head_chunk(given(flags), config) for flags, config in cases]
+    gpus(8, 0)  # a CPU's results stay as they are
+    assert [*chunks, memory.head_chunk(given(BIG), qwen3())] == [2560, 768, 256, 4096, 256]
+
+
+@pytest.mark.parametrize("uuids, sharing", [("abcdefgh", 1), ("aabbccdd", 2)])
+def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(gpus, monkeypatch, uuids, sharing):
+    gpus(8, 1, uuids)
+    monkeypatch.setattr(vllm_rollout, "VLLMGenerator", lambda *_, **settings: settings["sharing"])
+    assert build.make("vllm", "M", None, device=None, dtype=None) == sharing
+
+
+@pytest.mark.parametrize("world, visible, uuids, name, trainers, budget", [
+    (8, 8, "", "some other GPU", 3, 32_768),  # the smallest number that fits
+    (40, 40, "", "some other GPU", 8, 32_768),
+    (8, 1, "abcdefgh", "some other GPU", 3, 32_768),  # as under Slurm
+    (8, 1, "aabbccdd", "H100 80GB HBM3", 2, 16_384),  # two on each: the least, for which fit_slots finds no memory
+    (80, 80, "", "H100 80GB HBM3", 21, 32_768),  # the fastest: see test_the_fastest_division_is_taken
+])  # fmt: skip
+def test_trainers_and_their_micro_batches_follow_from_the_gpus(gpus, world, visible, uuids, name, trainers, budget):
+    gpus(world, visible, uuids, name=name)
+    args = draft(f"{BIG} --generator vllm")
+    memory.fit_trainers(args, sizes("8B"))
+    assert (args.trainers, args.token_budget) == (trainers, budget)
+
+
+# --- The model behind --plan -----------------------------------------------------------------------------------------
+
+# Peaks that a meter of fake tensors measured for each Qwen3, GB: of each of so many trainers, and of a generator with
+# so many slots. The factors of memory.py were fitted on 0.6B and 8B, those of a trainer on 1.7B and 4B too; 32B had no
+# part in them.
+PEAKS = {
+    "0.6B": ({1: 16.3}, {32: 63.6}),
+    "4B": ({1: 83.3}, {24: 69.7}),
+    "8B": ({2: 91.2, 4: 58.5, 16: 33.9}, {20: 68.9}),
+    "32B": ({16: 82.8}, {12: 124.6}),
 }
 
 
-def settings(*argv):
-    return SimpleNamespace(**vars(read_settings(["--model", "Qwen3-8B", "--plan", *argv])))
-
-
-def config(size):
-    return type(QWEN3)(**MODELS[size][0])
-
-
-@pytest.mark.parametrize("size", MODELS)
-def test_the_memory_of_a_trainer_and_a_generator_is_within_a_tenth_of_the_meters(size):
-    (_, trainers, slots), args, count = MODELS[size], settings("80xH100"), memory.parameters(config(size))
-    fixed, slot = memory.generator_bytes(args, config(size), count, 2)
-    found = [memory.trainer_bytes(args, config(size), count, 2, number) for number in trainers]
-    found += [fixed + number * slot for number in slots]
-    assert [one / 1e9 for one in found] == pytest.approx([*trainers.values(), *slots.values()], rel=0.1)
-    args.generator = "vllm"  # without 64 CUDA graphs of 8 MB, and a step's fp32 and twice fp64 that they hold
-    without = memory.generator_bytes(args, config(size), count, 2)
-    assert (fixed - without[0], slot - without[1]) == (64 * 8e6, (4 + 8 + 8) * 151_936)
+@pytest.mark.parametrize("model", PEAKS)
+def test_the_memory_of_a_trainer_and_a_generator_is_within_a_tenth_of_the_meters(model):
+    (trainers, slots), args, those = PEAKS[model], draft("--model M --plan 80xH100"), sizes(model)
+    fixed, slot = memory.generator_bytes(args, those)
+    bytes = [memory.trainer_bytes(args, those, number, args.token_budget) for number in trainers]
+    bytes += [fixed + number * slot for number in slots]
+    assert [one / 1e9 for one in bytes] == pytest.approx([*trainers.values(), *slots.values()], rel=0.1)
+    # vLLM holds the weights twice, and not the fp32 and twice fp64 of a step in 64 CUDA graphs of 8 MB.
+    args.generator = "vllm"
+    theirs = memory.generator_bytes(args, those)
+    assert (fixed - theirs[0], slot - theirs[1]) == (64 * 8e6 - 2 * those.count, (4 + 8 + 8) * 151_936)
 
 
 def test_the_roofline_of_an_8b_model_by_hand():
-    costs = memory.roofline(settings("8xH100"), config("8B"), 8_190_735_360, 1)
+    costs = memory.roofline(given("--model M --plan 8xH100"), sizes("8B"), DEVICES["H100"], 1)
     # 8.19e9 - 151,936 x 4,096 parameters are multiplied; 60% of 3.35e12 bytes/s, 40% of 989e12 FLOP/s.
     assert costs.decode == pytest.approx(2 * 7.5684e9 / 2.01e12, rel=1e-3)
     # Attention: 4 x 36 layers x 4,096 x 4,096 positions on average; forward, backward twice as much, once recomputed.
     assert costs.token == pytest.approx(4 * (2 * 7.5684e9 + 2.4159e9) / 395.6e12, rel=1e-3)
 
 
-def planned(folder, monkeypatch, argv):
-    """Plan in a folder of models that have a config only."""
-    monkeypatch.chdir(folder)
-    for size in MODELS:
-        config(size).save_pretrained(f"Qwen3-{size}")
-    return train.main(settings(*argv.split()))
+@pytest.fixture
+def planned(models, capsys):
+    """(flags) -> what --plan prints for a model that has a config only."""
+
+    def plan(flags):
+        assert train.main(given(f"--model Qwen3-8B --plan {flags}")) == 0
+        return capsys.readouterr().out
+
+    return plan
 
 
-def test_the_example_of_the_docs_is_what_is_printed(tmp_path, monkeypatch, capsys):
+def test_the_example_of_the_docs_is_what_is_printed(tmp_path, planned):
     text = (ROOT / "docs" / "nodes.md").read_text()
     argv, shown = re.search(r"\$ python train.py --plan (.+)\n((?:[^`]+\n)+)", text).groups()
-    assert planned(tmp_path, monkeypatch, argv) == 0
-    assert capsys.readouterr().out.split() == shown.split()
-    assert all(name in text for name in memory.DEVICES)
-    assert {one.name for one in tmp_path.iterdir()} == {f"Qwen3-{size}" for size in MODELS}  # nothing else is written
+    before = sorted(tmp_path.rglob("*"))
+    assert planned(argv).split() == shown.split()
+    assert all(name in text for name in DEVICES)
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is written
 
 
-def test_where_a_side_starves_the_fastest_division_of_the_gpus_is_named(tmp_path, monkeypatch, capsys):
-    vllm = "16xH100 --generator vllm"
-    assert planned(tmp_path, monkeypatch, f"{vllm} --trainers 12") == 0
-    (line,) = re.findall(r"faster +--trainers (\d+) --token-budget (\d+): ([\d.]+) seconds", capsys.readouterr().out)
-    trainers, budget, seconds = line
-    assert planned(tmp_path, monkeypatch, f"{vllm} --trainers {trainers} --token-budget {budget}") == 0
-    said = capsys.readouterr().out
-    assert f"tokens: {seconds} seconds\n" in said and "faster" not in said
+def test_the_fastest_division_is_taken_where_none_is_given(planned):
+    def step(flags):
+        return float(re.search(r"tokens: ([\d.,]+) seconds", planned(flags))[1].replace(",", ""))
+
+    flags = "16xH100 --generator vllm"
+    times = {trainers: step(f"{flags} --trainers {trainers}") for trainers in range(3, 16)}  # two do not fit
+    fastest = min(times, key=times.get)
+    assert step(flags) == times[fastest] and f"trainers      {fastest}," in planned(flags)
+    assert times[3] > times[fastest] < times[15]
 
 
-def test_a_run_on_known_gpus_begins_with_an_estimate(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(memory, "find_spec", lambda name: None)
-    args = settings("8xH100", "--trainers", "2", "--slots", "32", "--eval-prompts", "100")
-    args.plan = None
-    ours, vllm = memory.forecast(args, config("8B"))
-    times = r"a step [\d,.]+ s, R_0 [\d,.]+ min"
-    assert re.fullmatch(f"estimated from H100's data sheet: {times}, a checkpoint every 30 min", ours)
-    assert re.fullmatch(f"with --generator vllm {times}; pip install .* installs it", vllm)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "some other GPU")
-    assert memory.forecast(args, config("8B")) == []
-
-
-def test_slots_are_made_to_fit_and_the_torch_generator_is_no_faster_than_its_host(tmp_path, monkeypatch, capsys):
+def test_slots_are_made_to_fit_and_the_torch_generator_is_no_faster_than_its_host(planned):
     few = "--prompts 3 --generations 4 --k 0 --max-new-tokens 2000 --length-control none"  # one on each generator
-    assert planned(tmp_path, monkeypatch, f"16xH100 {few}") == 0
-    said = capsys.readouterr().out
-    assert "instead of 256, to fit the memory: 256 slots x 4,048 positions x 147,456 bytes = 152.8 GB" in said
-    assert planned(tmp_path, monkeypatch, f"16xH100 --model Qwen3-0.6B {few}") == 0
+    printed = planned(f"16xH100 {few}")
+    assert "Made to fit 40,960 positions, the memory and the number of generators: " in printed
+    # 72 GB - 16.4 of weights and the prompts' pass; a slot takes 4,048 positions x 147,456 bytes = 0.6 GB
+    assert int(re.search(r"--slots (\d+) instead of 256", printed)[1]) == pytest.approx(85, abs=5)
     # 1,000 tokens, half of the longest, at 0.2 ms for each of 28 layers
-    assert "  decode      5.6 seconds\n" in capsys.readouterr().out
-    assert planned(tmp_path, monkeypatch, "1xRTX4090 --model Qwen3-0.6B") == 0
-    said = capsys.readouterr().out
-    (flags,) = re.findall("8 or more fit with (.+)", said)
-    assert ", 1 slots\n" in said and planned(tmp_path, monkeypatch, f"1xRTX4090 --model Qwen3-0.6B {flags}") == 0
-    said = capsys.readouterr().out
-    assert int(re.search(r"(\d+) slots\n", said)[1]) >= 8 and "fit with" not in said
+    assert "  decode      5.6 seconds\n" in planned(f"16xH100 --model Qwen3-0.6B --trainers 4 {few}")
+    lengths = "--max-prompt-tokens 512 --max-new-tokens 1024 --length-control none"
+    assert "--token-budget 1536 instead of 32768" in planned(f"1xL4 --model Qwen3-0.6B {lengths}")  # the least: shared
 
 
-REFUSED = {
-    "8xT5": "expected NxGPU such as 8xH100, with a GPU of: A10 (24 GB), A100 (80 GB)",
-    "8x80GB": "or its numbers, such as 8x80GB:2.0TB/s:300TFLOPS",
-    "2xH100 --model Qwen3-4B --max-new-tokens 6144": "Way out: 3 GPUs, ",
-    "H100": "got H100; expected NxGPU",
-    "8xH100 --trainers 2": "Way out: --trainers 3,",
-    "3xH100": "Way out: 4 GPUs,",
-    "80xL40S --model Qwen3-32B": "with 16 trainer(s) each needs about 81.2 GB for 32.76B parameters",
-    "80xH100 --token-budget 16384 --generator vllm --model Qwen3-32B": "which vLLM holds twice; 0 would fit",
-    "8xH100 --slots 22": "21 would fit",
-    "8xH100 --model .": "found no config.json",
-    "2xT4 --model Qwen3-0.6B": "Way out: 5 GPUs, ",
-    "2xT4 --model Qwen3-0.6B --generator vllm": "Way out: 5 GPUs, ",
-    "1xRTX4090 --model Qwen3-0.6B --generator vllm": "Way out: --generator torch, ",
-}
-# Refusals that name flags with which the same GPUs do.
-SMALLER = [argv for argv in REFUSED if argv.startswith(("2x", "8xH100 --slots"))]
-
-
-@pytest.mark.parametrize("argv", REFUSED)
-def test_what_cannot_be_planned_is_refused_in_one_line_that_says_what_would_fit(tmp_path, monkeypatch, capsys, argv):
-    with pytest.raises(SystemExit, match="2"):
-        planned(tmp_path, monkeypatch, argv)
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert REFUSED[argv] in said
-    assert ("These fit" in said) == (argv in SMALLER)
-    ways = [f"{argv} {flags}" for flags in re.findall("(?:Way out|These fit): (--[^,]+)", said)]
-    ways += [re.sub(r"^\d+", gpus, argv) for gpus in re.findall(r"Way out: (\d+) GPUs", said)]
-    assert all(planned(tmp_path, monkeypatch, way) == 0 for way in ways)
+def test_a_run_on_known_gpus_begins_with_an_estimate(gpus):
+    flags = f"{OWN} --trainers 2 --slots 32 --eval-prompts 100"
+    gpus(8, 8, name="H100 80GB HBM3")
+    [line] = memory.estimate(given(flags), sizes("8B"))
+    times = r"a step [\d,.]+ s, R_0 [\d,.]+ min"
+    assert re.fullmatch(f"estimated from H100's data sheet: {times}, a checkpoint every 30 min", line)
+    gpus(8, 8)
+    assert memory.estimate(given(flags), sizes("8B")) == []

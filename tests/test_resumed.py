@@ -4,23 +4,18 @@ import json
 import os
 import re
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
-from conftest import ended, given, launched, read_rows, trained, write_rows
+from conftest import ended, given, read_rows, trained, write_rows
 from test_train import BASE, elsewhere, refused  # noqa: F401
 
 import data
-from plumbing import devices
 from plumbing import log as log_file
 from plumbing.arguments import option
 from plumbing.settings import FIELDS, FREE
 
 TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4"
-
-
-LEFT = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2, TORCHELASTIC_USE_AGENT_STORE=True)
 
 
 MAY = (
@@ -86,23 +81,9 @@ def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
         pass
 
 
-def test_a_launcher_that_answers_is_no_reason_to_end(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        launched(monkeypatch, **LEFT, MASTER_PORT=server.getsockname()[1])
-        devices.check_launcher()
-
-
-def test_ranks_without_torchrun_say_at_once_for_whom_they_wait(monkeypatch, capsys):
-    launched(monkeypatch, WORLD_SIZE=2, RANK=1)
-    given()
-    said = capsys.readouterr().err
-    assert "waits for the other ranks at 127.0.0.1:29500" in said and "unset RANK" in said
-
-
 @pytest.mark.parametrize("flags", ["--evaluate base", "--loss cispo"])
 @pytest.mark.parametrize("variables", [
     dict(RANK=1), dict(RANK="x", WORLD_SIZE=1), dict(RANK=0, WORLD_SIZE=2), dict(LOCAL_RANK=1),
-    LEFT | dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=1),  # where nobody listens
 ], ids=str)  # fmt: skip
 def test_variables_that_a_launcher_has_left_behind_are_one_line_before_anything_is_loaded(
     monkeypatch, capsys, variables, flags

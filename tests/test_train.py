@@ -64,7 +64,7 @@ def elsewhere(tmp_path, monkeypatch):
 def refused(capsys, flags=""):
     """The line with which train.py refuses these flags; exit code 2 is that of a usage error."""
     with pytest.raises(SystemExit) as end:
-        build.load_prompts(given(flags))
+        (build.show_plan if "--plan" in flags else build.load_prompts)(given(flags))
     assert end.value.code == 2
     said = capsys.readouterr().err.splitlines()
     assert all(line.startswith(("usage: ", " ")) for line in said[:-1]), said

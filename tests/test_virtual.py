@@ -232,29 +232,3 @@ def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_l
     of_its_clock |= {"slots_used"}
     assert {name for name in whole if first[name] != whole[name]} <= of_its_clock  # it begins after a broadcast
     assert rows[-3:] == expected[-3:]  # step 6, its evaluation, the end
-
-
-def disguised(rows, path, *, generators=1, without=()):
-    """The log of a run in virtual time as if the run had been real, with one trainer."""
-    rows = [{name: value for name, value in row.items() if name not in without} for row in rows]
-    own = {name: value for name, value in rows[0]["flags"].items() if name not in ("virtual", "generators", "costs")}
-    rows[0] |= {"flags": own, "world": 1 + generators}
-    write_rows(path, rows)
-    return f"measured:{path}"
-
-
-def test_measured_finds_the_costs_of_a_run_again(runs, tmp_path):
-    training = costs.named(disguised(runs["pipeline 0"][0], tmp_path / "a.jsonl"))
-    assert training.token == pytest.approx(costs.BALANCED.token)  # counted, so the factor is 1
-    decoding = costs.named(disguised(runs["pipeline 8"][0], tmp_path / "b.jsonl", generators=2))
-    assert decoding.decode == pytest.approx(costs.BALANCED.decode, rel=0.3)  # slots are not always full
-    assert decoding.broadcast == pytest.approx(costs.BALANCED.broadcast, rel=0.15)
-    assert decoding.turn == pytest.approx(costs.BALANCED.turn, abs=0.1 * costs.BALANCED.decode)
-
-
-def test_measured_refuses_logs_that_lack_a_column_and_virtual_logs(runs, tmp_path):
-    without = disguised(runs["ppo 1"][0], tmp_path / "a.jsonl", without=("seconds_train",))
-    refuses("with the columns .*seconds_train", costs.named, without)
-    write_rows(tmp_path / "b.jsonl", runs["ppo 1"][0])
-    refuses("expected the log of a real run", costs.named, f"measured:{tmp_path}/b.jsonl")
-    refuses("none", costs.named, f"measured:{tmp_path}/none", error=OSError)

@@ -105,14 +105,14 @@ def device(local):
     return torch.device("cuda", local % gpus()) if gpus() else torch.device("cpu")
 
 
-def mine():
+def own_gpu():
     """This process's GPU. To ask one of another is to start a CUDA context there, half a GB for every rank."""
     return device(torchrun("LOCAL_RANK")).index
 
 
 def default_dtype():
     """bfloat16 on a GPU that has it, else float32."""
-    return "bfloat16" if gpus() and torch.cuda.get_device_capability(mine()) >= BFLOAT16 else "float32"
+    return "bfloat16" if gpus() and torch.cuda.get_device_capability(own_gpu()) >= BFLOAT16 else "float32"
 
 
 def uuid(place):
@@ -163,7 +163,7 @@ def gpu_bytes(args):
     if args.plan:
         return args.plan.device.memory * args.plan.count / world_size(args.plan)
     places = gpus_of_ranks(world_size())
-    return torch.cuda.mem_get_info(mine())[1] / max(map(places.count, places))
+    return torch.cuda.mem_get_info(own_gpu())[1] / max(map(places.count, places))
 
 
 def free_bytes(local):
@@ -219,14 +219,14 @@ class Fleet(NamedTuple):
     device: Device
 
 
-def here():
+def fleet_here():
     """The Fleet that the processes of a run find here, of one GPU if they share GPUs; None without GPUs.
 
     Of a GPU that is not in DEVICES nothing is known: its numbers are 0.
     """
     if not gpus():
         return None
-    name = torch.cuda.get_device_name(mine())
+    name = torch.cuda.get_device_name(own_gpu())
     words = re.sub(r"RTX (?=\d)", "RTX", name)
     known = [device for device in DEVICES if re.search(rf"\b{device}\b", words)]
     places = gpus_of_ranks(world_size())

@@ -34,7 +34,7 @@ from decoding import GRAPHS, WRITTEN
 from pipeline import OFF_POLICY
 from plumbing.arguments import as_given, option
 from plumbing.checkpoints import LATEST
-from plumbing.devices import free_bytes, gpu_bytes, gpus, here, sharing, torchrun, world_size
+from plumbing.devices import fleet_here, free_bytes, gpu_bytes, gpus, sharing, torchrun, world_size
 from plumbing.store import MAX_BYTES
 from plumbing.virtual import Costs
 from recipes import PRESETS
@@ -220,7 +220,7 @@ def fit_trainers(args, sizes):
     has an equal part, --trainers stays, and `fit_slots` tells what does not fit.
     Raises ValueError for a trainer that does not fit a GPU of its own.
     """
-    fleet = args.plan or here()
+    fleet = args.plan or fleet_here()
     if args.virtual or not fleet:
         return
     usable, world = USABLE * gpu_bytes(args), world_size(args.plan)
@@ -424,7 +424,7 @@ def plan(args, sizes):
 
 def estimate(args, sizes):
     """The line on how long a run on this machine's GPUs will take, as a list; [] if they are not in DEVICES."""
-    fleet = here()
+    fleet = fleet_here()
     if not fleet or not fleet.device.flops:
         return []
     times = seconds(args, sizes, fleet)

@@ -327,8 +327,6 @@ class Trainer:
             checkpoints.save(self.args.out, *state, self.processes)
         self.saved = self.version
         self.saved_at = time.monotonic()
-        if self.best.get("version") == self.version:
-            self.log.screen.write(f"the best evaluation so far: {self.args.out}/checkpoint-{self.version} is kept")
 
 
 def main(args):

@@ -122,7 +122,7 @@ class RunLog:
     def validation(self, completions, decoder):
         """Inside `with`, a function to call while a validation is waited for, with the number of finished completions.
 
-        It shows them in a bar, from a minute on, and has the decoder, an evaluation.TrainerDecodes or None, decode.
+        It shows them in a bar, from a minute on, and has the decoder, an evaluate.TrainerDecodes or None, decode.
         """
         if self.processes.rank:
             yield None
@@ -178,6 +178,8 @@ class RunLog:
             if values:  # None with too few evaluations
                 self("fit", step=step, **values)
             there = [name for name in WRITTEN if (self.out / name).exists()]
+            if best := best_checkpoint(self.out):
+                lines.append(f"the checkpoint of the best evaluation: {best}")
             print(*lines, f"written to {self.out}: {', '.join(there)}", sep="\n")
         with suppress(OSError):
             self("end", step=step, reason=reason, final=self.processes.heartbeat.final, seconds=seconds)

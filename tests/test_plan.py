@@ -188,6 +188,7 @@ def planned(models, capsys):
     return plan
 
 
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="a copy without docs/")
 def test_the_example_of_the_docs_is_what_is_printed(tmp_path, planned):
     text = (ROOT / "docs" / "nodes.md").read_text()
     argv, shown = re.search(r"\$ python train.py --plan (.+)\n((?:[^`]+\n)+)", text).groups()

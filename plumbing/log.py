@@ -300,7 +300,8 @@ def lost_since(out, state):
 
 def stored_flags(log):
     """The settings with which the run of this log was last started, as logged. Raises ValueError if it does not say."""
-    starts = [row["flags"] for row in read_rows(log)[0] if row["kind"] == "config" and "flags" in row]
+    flags = [row.get("flags") for row in read_rows(log)[0] if row["kind"] == "config"]
+    starts = [start for start in flags if isinstance(start, dict) and isinstance(start.get("clips"), dict)]
     if not starts:
         raise ValueError(f"expected a row in {log} that says with which flags the run was started; found none intact")
     return starts[-1] | starts[-1]["clips"]

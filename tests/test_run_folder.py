@@ -243,9 +243,12 @@ def test_a_torn_line_is_ended_before_the_next_row_and_no_byte_is_removed(tmp_pat
     assert log.read_bytes() == before + b'\n{"kind": "end"}\n{"kind": "end"}\n'
 
 
-def test_a_log_without_any_row_says_so(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "text", [TORN, b'{"kind": "config", "flags": 3}', b'{"kind": "config", "flags": {"clips": 1}}']
+)
+def test_a_log_without_the_flags_of_its_start_says_so(tmp_path, capsys, text):
     (tmp_path / "checkpoint-2").mkdir()
-    (tmp_path / "log.jsonl").write_bytes(TORN)
+    (tmp_path / "log.jsonl").write_bytes(text)
     assert "says with which flags" in refused(capsys, f"--resume --out {tmp_path}")
     with pytest.raises(fit.BadInput):
         foreign_logs.read_run(tmp_path / "log.jsonl")

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
+from types import SimpleNamespace, UnionType
 from typing import get_args, get_origin
 
 import torch
@@ -396,12 +396,31 @@ def restored(log, asked):
         known &= of_evaluations()
     stored = stored_flags(log)
     flags = {name: value for name, value in stored.items() if name in known}
+    check_logged(log, flags)
     for name in ("loss", "reward"):
         if ":" in (flags.get(name) or "") and name not in asked:
             raise ValueError(f"{log} names code, which runs only if you name it too: {option(name)} {flags[name]}")
     if flags.get("loss") in LOSSES:
         flags |= {name: value for name, value in stored.items() if name in LOSSES[flags["loss"]].clips}
     return whole_paths(flags)
+
+
+def check_logged(log, flags):
+    """Raise ValueError for a logged value that its flag cannot have: the log was edited, or is of another version."""
+    for name in flags.keys() & FIELDS.keys():
+        value, annotation = flags[name], FIELDS[name].type
+        alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        kinds = [list if get_origin(kind) else kind for kind in alternatives]  # a tuple is logged as a list
+        if float in kinds:
+            kinds.append(int)
+        choices = FIELDS[name].metadata.get("choices") or [value]
+        if name == "loss" and ":" not in str(value):
+            choices = LOSSES
+        if not isinstance(value, tuple(kinds)) or value not in choices:
+            got = f"got {option(name)} {as_given(value)} in the last config row of {log}"
+            raise ValueError(
+                f"{got}; expected a value of that flag. Mend the row, or start a new run with another --out"
+            )
 
 
 def of_evaluations():

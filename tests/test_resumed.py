@@ -42,6 +42,16 @@ def test_resume_may_change_what_neither_samples_nor_gradients_depend_on_and_noth
     assert f"--resume: --warmup 9 instead of {before['warmup']}" in notes
 
 
+@pytest.mark.parametrize("name, value", [
+    ("k", "two"), ("loss", "cisp"), ("loss", 3), ("reward", 4), ("data", 3), ("template", None), ("off_policy", "ppoo"),
+])  # fmt: skip
+def test_a_logged_value_that_its_flag_cannot_have_is_named(capsys, name, value):
+    rows = trained(f"{TINY} --steps 1 --eval-every 1", "a")
+    rows[0]["flags"][name] = value
+    write_rows("a/log.jsonl", rows)
+    assert f"got {option(name)} {value} in the last config row of a/log.jsonl; " in refused(capsys, "--resume --out a")
+
+
 def test_a_run_goes_on_though_its_folder_its_model_and_its_data_lie_elsewhere_if_they_are_the_same(capsys):
     shutil.copytree(BASE / "tiny", "model")
     examples = dict(data.examples("tiny", 40, seed=1, held_out=False))

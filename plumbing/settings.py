@@ -215,7 +215,9 @@ class Settings:
     out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
     evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")
     plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=fleet, metavar="NxGPU")
-    resume: bool = flag("go on from the newest checkpoint in --out, or start anew (docs/running.md: what may change)", START, False)
+    resume: bool = flag(
+        "go on from the newest checkpoint in --out, or start anew (docs/running.md: what may change)", START, False
+    )
 
     # What follows
     clips: dict = field(default_factory=dict)  # {name: value} of the clip flags that the loss reads

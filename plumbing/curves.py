@@ -275,7 +275,8 @@ def fits(args):
     runs = []
     for path in args.runs:
         for reward in args.reward or [None]:
-            for run in read_runs(path, args.compute, reward, args.scale, args.cumulative, args.completions):
+            taken = (args.scale, args.cumulative, args.completions, args.where, args.decimal)
+            for run in read_runs(path, args.compute, reward, *taken):
                 low, high = run.ends
                 r0 = None if args.r0 is None else (args.r0 - low) / (high - low)
                 name = f"{run.name} {run.source[1]}" if len(args.reward or ()) > 1 else run.name
@@ -294,13 +295,22 @@ def flags():
     """The parser of the command line."""
     parser = Parser(prog="fit.py", description=fit.__doc__.split("\n")[0])
     add = parser.add_argument
-    add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or a CSV, JSON or console log, also as .gz")
-    more = "column, or its name's end; row counts the rows (default: gpu_hours, global_step or step)"
-    add("--x", "--compute", dest="compute", metavar="COL", help=more)
-    more = "likewise (default: pass_rate, with one RUN its tasks too); may be given several times"
-    add("--reward", action="append", help=more, metavar="COL")
+    add(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="log.jsonl or its folder; JSON Lines, JSON, CSV or TSV of another trainer",
+    )
+    more = "column, or the last part of its name; row counts the rows (our own logs: gpu_hours)"
+    add("--x", "--compute", dest="compute", metavar="NAME", help=more)
+    more = "likewise (our own logs: pass_rate, with one RUN its tasks too); may be given several times"
+    add("--reward", action="append", help=more, metavar="NAME")
+    add("--where", action="append", default=[], metavar="NAME=VALUE", help="keep the rows with this value of a column")
+    add("--decimal", choices=[".", ","], default=".", help="the decimal mark of the numbers (default: .)")
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI (--scale=-2:4)")
-    add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
+    add(
+        "--cumulative", action="store_true", help="add up a compute that each row holds for itself, or that starts anew"
+    )
     add("--completions", metavar="N", help="each reward is the mean of N, a number or column (default: completions)")
     add("--r0", type=float, metavar="R", help="reward at C = 0 (default: fitted)")
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")

@@ -1,45 +1,39 @@
-"""The readers of fit.py: train.py's own logs, and those of other trainers, whose columns are named.
+"""The readers of fit.py: train.py's own logs, and tables of other trainers, of which two columns are named.
 
-    JSON         JSON Lines, or one list of objects, which may stand inside an object; tasks.math: in an inner object
-    .csv, .tsv   the first line names the columns; a later line of names holds for the rows below it
-    any other    a console: lines with name: value or name=value
+    ours          the first row is of kind config and has flags; its evaluations are read, pass_rate over gpu_hours
+    JSON          JSON Lines, or the only list of objects in one value; tasks.math: math in an inner object tasks
+    .csv, .tsv    the first line names the columns
+    tfevents      an event file of TensorBoard, if tensorboard is installed: its tags are columns beside `step`
 
-    reward    --reward, else pass_rate
-    compute   --x, else the first of COMPUTE that stands beside the reward
-    both      need no name in a file of two columns, if one rises and the other lies in [0, 1]
-    runs      rows with another `run` or `seed` are another run
-    steps     a run may be resumed: of rows that repeat a step the last counts
+    --reward, --x    the name of a column, or the last part of exactly one (acc for val/acc); --x row counts the rows
+    --where N=V      keeps the rows whose cell in column N is V, or one of several values of N
+    runs             rows with another `run` or `seed` are another run
+    steps            a run may be resumed: it then repeats a range of its steps, and the last row of a step counts
 
-A column is named whole or by its end. Anything else is refused with the columns there are and a command to paste.
-Files may be packed (.gz). The last note of each `fit.Run` says what was taken.
+The notes of each `fit.Run` say what was taken and what was left out.
 """
 
 import csv
-import gzip
 import json
 import re
-import shlex
-import zlib
-from contextlib import suppress
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 import fit
 
-COMPUTE = ("gpu_hours", "global_step", "step")
-STEPS = ("global_step", "step")  # columns by which repeated rows are known, if compute is none
+STEPS = ("global_step", "step")  # columns by which repeated rows are known, else the compute
 RUNS = ("run", "seed")
 LEAST = 5  # points of a run
 MISSING = {None, "", "-", "None", "null", "NULL", "NA", "N/A", "n/a"}  # cells without a value
-PAIR = re.compile(  # reward: 0.5, 'reward': '0.5', val/acc:np.float64(0.5); cells such as 3/4 are kept, and refused
-    r"(?<![\w./@+-])([^\W\d][\w./@+-]{0,200})['\"]?\s*[:=]\s*['\"]?(?:[a-z][\w.]*\()?([-+]?(?:\.?\d(?:[^\s,;'\"|()\[\]{}]|,(?=\d))*|nan|inf))",
-    re.IGNORECASE,
-)
 SCALES = {None: (0.0, 1.0), "percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
-FORMS = "expected JSON Lines, a file named .csv, or lines with name: value; else write a CSV of step and pass_rate"
-BLANKS = "a table between blanks becomes one by: tr -s ' |' ',' < FILE > FILE.csv"
-LIKELY = ("accura|pass|solve|success|correct", "reward|score|acc")  # in names of rewards that a refusal suggests
+SHOWN = 60  # columns in a refusal
+TOTAL = 0.75  # a compute that rises from row to row in a larger share than this is a running total
+FORMS = (
+    "expected JSON Lines, JSON with one list of objects, CSV or TSV; docs/forecasting.md, 'Other forms of logs', makes "
+    "a CSV of a console, of Parquet and of Excel; then: --reward NAME --x NAME"
+)
 
 
 # ---- From a file to rows ----
@@ -47,22 +41,21 @@ LIKELY = ("accura|pass|solve|success|correct", "reward|score|acc")  # in names o
 
 def read_rows(path):
     """([{column: cell}], notes) of a file. BadInput for what cannot be read, OSError for what cannot be opened."""
-    if "tfevents" in path.name or path.suffix in (".parquet", ".xlsx") or path.is_dir():
-        raise fit.BadInput("folders, event files, Parquet and Excel are not read; export the columns as CSV")
     if not path.exists():
         raise FileNotFoundError(f"{path}: No such file")
     if not path.is_file():
-        raise fit.BadInput("this is not a file")
+        raise fit.BadInput(f"got what is no file, {FORMS}")
+    if "tfevents" in path.name:
+        return from_events(path), []
+    text = path.read_bytes().decode("utf-8-sig", errors="replace")
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig", errors="replace")
+        if path.suffix in (".csv", ".tsv"):
+            return from_table(text)
         if re.match(r'\s*(\[\s*)?\{\s*"', text):
             return from_json(text)
-        if Path(path.name.removesuffix(".gz")).suffix in (".csv", ".tsv"):
-            return from_csv(text)
-        return from_console(text)
-    except (ValueError, csv.Error, RecursionError, EOFError, zlib.error) as error:  # no text, JSON, CSV or gzip
-        raise fit.BadInput(str(error).replace("\n", " ") or "nested too deep") from None
+    except (ValueError, csv.Error, RecursionError) as error:
+        raise fit.BadInput(" ".join(str(error).split()) or "nested too deep") from None
+    raise fit.BadInput(f"got another form, {FORMS}")
 
 
 def from_json(text):
@@ -75,30 +68,25 @@ def from_json(text):
             except (ValueError, AttributeError, RecursionError):
                 broken.append(number)
     if len(broken) < len(rows) > 1:
-        places = ", ".join(map(str, broken[:9]))
-        return rows, [f"left out {len(broken)} lines that are no row: {places}"] if broken else []
+        return rows, [f"left out {len(broken)} lines that are no row: {str(broken[:9])[1:-1]}"] if broken else []
     try:
-        found = dict(lists(json.loads(text)))
+        tables = [value for value in lists(json.loads(text)) if isinstance(value[0], dict)]
     except json.JSONDecodeError as error:
-        raise fit.BadInput(f"this is no JSON, or it was cut off: {error}") from None
-    rows_of = {name: rows for name, rows in found.items() if isinstance(rows[0], dict)}
-    if len(rows_of) == 1:
-        return [dict(flat(row)) for row in [*rows_of.values()][0] if isinstance(row, dict)], []
-    if rows_of:
-        got = f"got {len(rows_of)} lists of rows, {', '.join(rows_of)}"
-        raise fit.BadInput(f"{got}, expected one; write each to a file of its own")
-    got = f"got lists of cells, {', '.join(found)}" if found else "got no list of objects"
-    remedy = "import json, pandas; pandas.DataFrame(json.load(open('FILE'))).to_csv('FILE.csv')"
-    raise fit.BadInput(f'{got}, expected rows; write a CSV: python -c "{remedy}"')
+        raise fit.BadInput(f"this is no JSON, or it was cut off: {error}; {FORMS}") from None
+    if len(tables) != 1:
+        raise fit.BadInput(
+            f"got {len(tables)} lists of objects, expected one; write each to a file of its own; {FORMS}"
+        )
+    return [dict(flat(row)) for row in tables[0] if isinstance(row, dict)], []
 
 
-def lists(value, path=""):
-    """(name, list) of all lists in a value that are not empty and stand in no other list."""
+def lists(value):
+    """All lists in a value that are not empty and stand in no other list."""
     if isinstance(value, list) and value:
-        yield path or "the list", value
+        yield value
     if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from lists(inner, f"{path}.{name}".strip("."))
+        for inner in value.values():
+            yield from lists(inner)
 
 
 def flat(row, path=""):
@@ -110,44 +98,49 @@ def flat(row, path=""):
             yield path + name, value
 
 
-def from_csv(text):
-    """Rows of a table: its first line that is no comment names the columns, and so does each further line of names."""
+def from_table(text):
+    """Rows of a table: its first line that is no comment names the columns. A resumed run may write it again."""
     lines = text.splitlines(keepends=True)
-    said = [line for line in lines if not line.startswith("#")]
-    notes = [f"left out {len(lines) - len(said)} lines of comments"] if len(said) < len(lines) else []
-    mark = max(",;\t", key="".join(said[:1]).count)
-    header, rows = None, []
-    for number, cells in enumerate(csv.reader(said, delimiter=mark, skipinitialspace=True), 1):
-        cells = [cell.strip() for cell in cells]
-        words = [cell for cell in cells if cell and not is_number(cell)]
-        if not header or len(words) == sum(map(bool, cells)) and set(words) & set(header):
-            if len(words) < sum(map(bool, cells)):
-                remedy = "put a line of names before it: sed '1i step,pass_rate' FILE > FILE.csv"
-                raise fit.BadInput(f"the first line holds numbers, expected the names of the columns; {remedy}")
-            header = cells
-            if twice := [name for name in words if words.count(name) > 1]:
-                raise fit.BadInput(f"the column {twice[0]:.40} occurs twice; rename one")
-        elif any(cells[len(header) :]):
-            raise fit.BadInput(f"row {number} has {len(cells)} cells, the header {len(header)}")
-        elif any(cells):
-            rows.append({name: cell for name, cell in zip(header, cells) if name})
+    data = [line for line in lines if not line.startswith("#")]
+    notes = [f"left out {len(lines) - len(data)} lines of comments"] if len(data) < len(lines) else []
+    table = csv.DictReader(data, delimiter=max(",;\t", key="".join(data[:1]).count), skipinitialspace=True)
+    header = list(table.fieldnames or ())
+    if any(map(is_number, header)):
+        raise fit.BadInput("the first line holds numbers, expected the names of the columns in a line before it")
+    if len(set(header)) < len(header):
+        raise fit.BadInput(f"the first line names a column twice: {', '.join(header)[:200]}; rename one")
+    rows = [row for row in table if any(row.values()) and list(row.values()) != header]
+    if any(None in row for row in rows):
+        raise fit.BadInput(f"a row has more cells than the first line names, {len(header)}")
     if not rows:
-        raise fit.BadInput(f"found no row; {FORMS}")
+        raise fit.BadInput(f"got no row, {FORMS}")
     return rows, notes
 
 
-def from_console(text):
-    """Rows of the lines that hold name: value. A name that a line gives two values gets both, which are no number."""
-    rows = []
-    for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines():
-        row = {}
-        for name, cell in PAIR.findall(line):
-            row[name] = cell if row.get(name, cell) == cell else f"{row[name]} and {cell}"
-        if row:
-            rows.append(row)
+def from_events(path):
+    """Rows of an event file of TensorBoard: a step each, of two values of a step the last."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        raise fit.BadInput(f"got an event file, which needs: pip install tensorboard; or {FORMS}") from None
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+    rows = {}
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            rows.setdefault(event.step, {"step": event.step})[tag] = event.value
     if not rows:
-        raise fit.BadInput(f"found no row; {FORMS}; {BLANKS}")
-    return rows, []
+        raise fit.BadInput("got an event file without scalars, expected tags with a value for each step")
+    return [rows[step] for step in sorted(rows)]
+
+
+def with_points(rows):
+    """Rows whose decimal commas have become points, and whose points have become commas, which are no numbers."""
+    swap = str.maketrans(",.", ".,")
+
+    def pointed(cell):
+        return cell.translate(swap) if isinstance(cell, str) and re.fullmatch(r"[-+\d.,]+(e[-+]?\d+)?", cell) else cell
+
+    return [{name: pointed(cell) for name, cell in row.items()} for row in rows]
 
 
 def is_number(cell):
@@ -159,108 +152,85 @@ def is_number(cell):
 
 def numbers(rows, name):
     """A column as (n,) floats, nan where it has no value. Raises BadInput for a cell that is no number."""
-    found = np.full(len(rows), np.nan)
+    column = np.full(len(rows), np.nan)
     for place, row in enumerate(rows):
         cell = row.get(name)
         try:
             if isinstance(cell, (list, dict)) or cell not in MISSING:
-                found[place] = float(cell)
+                column[place] = float(cell)
         except (ValueError, TypeError, OverflowError):
-            remedy = "decimal points, no unit, no fraction, no commas between thousands"
-            if str(cell).endswith("%"):
-                remedy = "no %, but --scale percent; without the signs: sed 's/%//g' FILE > FILE.csv"
-            raise fit.BadInput(f"{name} holds {cell!r:.40}, expected a number: {remedy}") from None
-    return found
+            expected = "a number: a decimal point (else --decimal ,), no unit, no %, nothing between thousands"
+            raise fit.BadInput(f"{name} holds {cell!r:.40}, expected {expected}") from None
+    return column
 
 
 # ---- From rows to columns ----
 
 
-class Columns:
-    """The columns of a file: `names`, and `cells` {name: (n,) floats} of those that hold nothing but numbers."""
+def names_of(rows):
+    return list(dict.fromkeys(name for row in rows for name in row))
 
-    def __init__(self, path, rows):
-        self.path = path
-        self.names = list(dict.fromkeys(name for row in rows for name in row))
-        self.cells = {}
-        for name in self.names:
-            with suppress(fit.BadInput):
-                cells = numbers(rows, name)
-                if np.isfinite(cells).any():
-                    self.cells[name] = cells
 
-    def equal(self, one, other):
-        """Whether two columns hold the same numbers, as TRL's reward and rewards/x do."""
-        return {one, other} <= self.cells.keys() and np.array_equal(self.cells[one], self.cells[other], equal_nan=True)
+def table_of(rows):
+    """The columns, as lines: name, least, most, how many rows hold a number, whether all lie in [0, 1] and all rise."""
+    lines = [f"  {'least':>10} {'most':>10} {'rows':>6} {'in [0, 1]':>9} {'rises':>5}  column"]
+    for name in names_of(rows)[:SHOWN]:
+        label = (name if name.isprintable() else ascii(name))[:100]
+        try:
+            column = numbers(rows, name)
+            column = column[np.isfinite(column)]
+            low, high = column.min(), column.max()
+        except ValueError:  # BadInput too: a column of text, or one that is empty
+            lines.append(f"  {'no numbers':44}  {label}")
+        else:
+            unit = "yes" if 0 <= low <= high <= 1 else ""
+            rises = "yes" if (np.diff(column) > 0).all() else ""
+            lines.append(f"  {low:10.4g} {high:10.4g} {len(column):6} {unit:>9} {rises:>5}  {label}")
+    return "\n".join(lines)
 
-    def rises(self, name):
-        return name in self.cells and len(self.cells[name]) > 1 and bool((np.diff(self.cells[name]) > 0).all())
 
-    def named(self, asked, flag):
-        """The column that is called `asked`, else the one whose name ends in it."""
-        found = [asked] if asked in self.names else [name for name in self.names if name.endswith(asked)]
-        if not found:
-            raise self.refusal(f"{flag} {asked} matches no column")
-        if not all(self.equal(found[0], name) for name in found[1:]):
-            raise self.refusal(f"{flag} {asked} matches several columns", found if flag == "--reward" else ())
-        return found[0]
+def column_of(rows, asked, flag):
+    """The name of the column that is asked for. Raises BadInput with the table of columns if it is not exactly one."""
+    names = names_of(rows)
+    matches = [asked] if asked in names else [name for name in names if name.endswith((f"/{asked}", f".{asked}"))]
+    if asked is None:
+        raise fit.BadInput(f"{flag} NAME is needed, the name of one of these columns:\n{table_of(rows)}")
+    if len(matches) != 1:
+        got = f"{flag} {asked} names {'several columns' if matches else 'no column'}, expected one of these"
+        raise fit.BadInput(f"{got}:\n{table_of(rows)}")
+    return matches[0]
 
-    def pair(self):
-        """[(compute, reward)] of a file of two columns: one rises, and the other lies in [0, 1]."""
-        if len(self.names) != 2 or len(self.cells) != 2:
-            return []
-        orders = [(x, y) for x, y in (self.names, self.names[::-1]) if y not in (*COMPUTE, "epoch")]
-        rates = [name for name, cells in self.cells.items() if 0 <= np.nanmin(cells) <= np.nanmax(cells) <= 1]
-        return [(x, y) for x, y in orders if self.rises(x) and y in rates]
 
-    def choose(self, compute, reward):
-        """(compute, reward): those that are asked for, or need no name."""
-        asked = compute and compute != "row" and self.named(compute, "--x") or compute
-        rewarded = reward and self.named(reward, "--reward")
-        pairs = [(x, y) for x, y in self.pair() if asked in (None, x) and rewarded in (None, y)]
-        if len(pairs) == 1:
-            return pairs[0]
-        if not rewarded and "pass_rate" not in self.names:
-            raise self.refusal("--reward COLUMN is needed", x=asked)
-        rewarded = rewarded or "pass_rate"
-        there = np.isfinite(self.cells.get(rewarded, np.nan))
-        known = [name for name in COMPUTE if name in self.cells]
-        beside_it = [name for name in known if 2 * np.isfinite(self.cells[name][there]).sum() >= there.sum()]
-        if not asked and not beside_it:
-            raise self.refusal("--x COLUMN is needed", [rewarded])
-        return asked or beside_it[0], rewarded
+def text_of(cell):
+    """A cell as --where names it."""
+    return cell if isinstance(cell, str) else "" if cell is None else json.dumps(cell)
 
-    def refusal(self, why, rewards=(), x=None):
-        """The BadInput that says why, lists the columns and ends in a command; rewards, x: what the command names."""
 
-        def doubts(name):
-            cells = self.cells.get(name, np.array([0.0, 2.0]))
-            unlike = [not re.search(words, name, re.IGNORECASE) for words in LIKELY]
-            low, high = np.nanmin(cells), np.nanmax(cells)
-            return all(unlike), low == high, "std" in name, *unlike, low < 0 or high > 1, self.rises(name)
+def where(rows, conditions):
+    """The rows that hold one of the values that `conditions`, ("NAME=VALUE", ...), give for each name, without these
+    columns, which then tell no rows apart."""
+    values: dict[str, list] = {}
+    for condition in conditions:
+        name, equals, value = condition.partition("=")
+        if not equals:
+            raise fit.BadInput(f"got --where {condition}, expected NAME=VALUE")
+        values.setdefault(column_of(rows, name, "--where"), []).append(value)
+    kept = [row for row in rows if all(text_of(row.get(name)) in some for name, some in values.items())]
+    if not kept:
+        there = {name: sorted({text_of(row.get(name)) for row in rows})[:9] for name in values}
+        raise fit.BadInput(f"--where keeps no row; the values are {there}")
+    return [{name: cell for name, cell in row.items() if name not in values} for row in kept]
 
-        def counts(name):
-            cells = self.cells[name][there]
-            return name not in rewards and 1.1 * len(set(cells[np.isfinite(cells)])) > len(cells)
 
-        if not rewards:
-            rewards = [min(self.names, key=doubts)]
-        there = np.isfinite(self.cells.get(rewards[0], np.nan))
-        last = {name: re.split("[/.]", name)[-1].lower() for name in self.cells}
-        steps = [name for end in (*COMPUTE, "epoch") for name in last if last[name] == end]
-        x = x or next(filter(counts, [*steps, *filter(self.rises, self.cells)]), "row")
-        flags = [word for name in rewards for word in ("--reward", name)] + ["--x", x]
-        values = np.concatenate([self.cells.get(name, [0.0]) for name in rewards])
-        low, high = min(0, np.floor(np.nanmin(values))), max(1, np.ceil(np.nanmax(values)))
-        if (low, high) != (0, 1):
-            flags.append(f"--scale={low:g}:{high:g}")
-        listed = []
-        for name in self.names:
-            if not any("reward" in (other, name) and self.equal(other, name) for other in listed):
-                listed.append(name)
-        got = ", ".join(f"{name:.40}" for name in listed[:40])
-        command = shlex.join(["python", "fit.py", str(self.path), *flags])
-        return fit.BadInput(f"{why}; there is {got}; for instance: {command}")
+def check_one_series(rows):
+    """Raise BadInput if a column of text tells the rows of a run apart: it has several values, each several times."""
+    for name in names_of(rows):
+        counts = Counter(text_of(row.get(name)) for row in rows)
+        texts = {value for value in counts if not is_number(value)} - MISSING
+        if name not in RUNS and texts and len(counts) > 1 and min(counts.values()) > 1:
+            values = ", ".join(f"{value!r:.40} ({count} rows)" for value, count in counts.most_common(9))
+            got = f"the column {name} tells {len(counts)} series of rows apart: {values}"
+            raise fit.BadInput(f"{got}; keep one: --where {name}=VALUE, or name each value that belongs to the run")
 
 
 def scaled(R, scale):
@@ -294,15 +264,18 @@ def led_on(steps):
 
 def check_resumed(name, steps):
     """Raise BadInput if the rows, by their steps (n,), are not those of one run that may have been resumed: each part
-    then begins after the first step, and ends beyond the part before it."""
+    then begins after the first step, and repeats the steps that the run had from there on."""
     starts = np.flatnonzero(np.diff(steps) <= 0) + 1
     for start, end in zip(starts, np.append(starts[1:], len(steps))):
-        before, first, last = steps[start - 1], steps[start], steps[end - 1]
-        if first <= steps[0] or last <= before:
-            got = f"{name} goes from {before:g} back to {first:g} and on to {last:g}"
+        before = steps[:start][led_on(steps[:start])]
+        part = steps[start:end]
+        repeated = before[(part[0] <= before) & (before <= part[-1])]
+        again = part[part <= before[-1]]
+        if part[0] == before[-1] or part[0] <= steps[0] or not np.array_equal(again, repeated):
+            got = f"{name} goes from {before[-1]:g} to {part[0]:g} and on to {part[-1]:g}"
             raise fit.BadInput(
-                f"{got}, expected one run, resumed after its first step and taken beyond what it had reached; average "
-                "the rows of one step, sort the rows, split the file, or tell runs apart by a column called run"
+                f"{got}, expected steps that rise, or a run that was resumed and repeats a range of its steps; average "
+                "the rows of a step, keep one by --where, or tell runs apart by a column called run"
             )
 
 
@@ -312,10 +285,24 @@ def check_compute(name, C):
         got = f"got {name} from {C[0]:.10g} to {C[-1]:.10g}, expected compute since the start, from 0 on"
         raise fit.BadInput(f"{got}; if it is a time of day, subtract that of the start; --x row counts the rows")
     if (np.diff(C) < 0).any():
-        raise fit.BadInput(f"{name} falls, expected a running total; if each row holds only its own, add --cumulative")
+        got = f"{name} falls while the steps go on, expected a running total"
+        raise fit.BadInput(f"{got}; --cumulative adds up its parts, or, if each row holds only its own, the rows")
     if 2 * len(set(C)) <= len(C) > 1:
         got = f"{name} has {len(set(C))} values in {len(C)} rows, expected one for each"
         raise fit.BadInput(f"{got}; if it is rounded, --x row counts the rows")
+
+
+def added_up(name, C):
+    """(the running total (n,) of a compute (n,), a note): of parts that each start anew, or of what each row holds."""
+    rises = np.diff(C) > 0
+    if rises.mean() <= TOTAL:
+        return np.cumsum(C), f"--cumulative: the sum of each row's own {name}"
+    if rises.all():
+        raise fit.BadInput(f"got --cumulative, but {name} is a running total; leave --cumulative out")
+    ended = np.append(0, np.where(rises, 0, C[:-1]))
+    return C + np.cumsum(
+        ended
+    ), f"--cumulative: the parts of {name}, which starts anew {(~rises).sum()} times, added up"
 
 
 def completions_of(rows, asked):
@@ -330,53 +317,38 @@ def completions_of(rows, asked):
         raise fit.BadInput(f"got --completions {asked}, expected a number from 1 on, or a column of them")
 
 
-def order_of(rows, compute, R):
-    """(compute, steps, name): by which steps (n,), those of column `name`, repeated rows are known.
-
-    Compute becomes "row" if the steps start anew in each epoch."""
-    name = next((name for name in STEPS if np.isfinite(numbers(rows, name) + R).any()), compute)
-    numbered = np.arange(1.0, len(rows) + 1)
-    if name == "row":
-        return compute, numbered, name
-    steps = numbers(rows, name)
-    there = np.flatnonzero(np.isfinite(steps + R))
-    if name not in STEPS and not (np.diff(steps[there]) < 0).any():
-        return compute, numbered, name  # an epoch, say, may be rounded
-    falls = np.diff(steps[there]) <= 0
-    if falls.any() and (np.diff(numbers(rows, "epoch")[there])[falls] > 0).all():
-        return "row" if compute == name else compute, numbered, "row"
-    return compute, steps, name
-
-
 def one_run(rows, notes, name, compute, reward, scale, cumulative, completions):
-    """The fit.Run of the rows of one run; arguments as in `read_runs`."""
-    R = numbers(rows, reward)
-    asked = compute
-    compute, steps, order = order_of(rows, compute, R)
-    C = np.arange(1.0, len(rows) + 1) if compute == "row" else numbers(rows, compute)
-    if cumulative:
-        if order == compute:
-            steps = np.arange(len(rows))
-        own = np.flatnonzero(np.isfinite(C + steps))
-        if np.sign(np.diff(C[own])).sum() > len(own) / 2:
-            raise fit.BadInput(f"got --cumulative, but {compute} rises like a running total; leave --cumulative out")
-        own = own[led_on(steps[own])]
-        C[own] = np.cumsum(C[own])
+    """The fit.Run of the rows of one run, whose columns are named exactly; other arguments as in `read_runs`."""
+    R, C = numbers(rows, reward), numbers(rows, compute)
+    order = next(
+        (name for name in STEPS if np.isfinite(numbers(rows, name) + R).any()), "row" if cumulative else compute
+    )
+    steps = numbers(rows, order)
     there = np.flatnonzero(np.isfinite(C + steps + R))
-    new = [i for i, j in zip(there, [-1, *there]) if j < 0 or (steps[i], R[i]) != (steps[j], R[j])]
-    check_resumed(order, steps[new])
+    if not len(there) or compute == reward:
+        raise fit.BadInput(f"no row has both {compute} and {reward}, expected two columns with numbers in one row")
+    check_one_series([rows[place] for place in there])
+    falls = np.diff(steps[there])
+    if order not in STEPS and (falls >= 0).all():
+        steps = numbers(rows, "row")  # a compute may be rounded
+    elif len(set(steps[there])) == len(there) and (falls < 0).any():
+        in_order = [rows[place] for place in np.argsort(steps, kind="stable")]
+        notes = [*notes, f"the rows were sorted by {order}"]
+        return one_run(in_order, notes, name, compute, reward, scale, cumulative, completions)
+    check_resumed(order, steps[there])
+    if cumulative:
+        own = np.flatnonzero(np.isfinite(C + steps))
+        own = own[led_on(steps[own])]
+        C[own], note = added_up(compute, C[own])
+        notes = [*notes, note]
     kept = there[led_on(steps[there])]
     counts = {
         f"without a number for {reward} or {compute}": len(rows) - len(there),
         "of repeated steps, of which the last counts": len(there) - len(kept),
     }
     notes = notes + [f"rows left out {what}: {count}" for what, count in counts.items() if count]
-    if not len(kept) or compute == reward:
-        raise fit.BadInput(f"no row has both {compute} and {reward}, expected two columns with numbers in one row")
     if compute == "row":
         C[kept] = np.arange(1.0, len(kept) + 1)
-        if asked != "row":
-            notes.append(f"{asked} starts anew with each epoch, so the rows are counted")
     check_compute(compute, C[kept])
     tasks = tuple(sorted({column for row in rows for column in row if column.startswith("tasks.")}))
     count = completions_of([rows[place] for place in kept], completions)
@@ -395,24 +367,33 @@ def evaluations(rows):
     return [row for row, kept in zip(rows, led) if kept and row["kind"] == "eval"]
 
 
-def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, completions=None):
+def read_runs(
+    path, compute=None, reward=None, scale=None, cumulative=False, completions=None, conditions=(), decimal="."
+):
     """[fit.Run] from a file, or from log.jsonl in the folder of a run: one, or several if the file holds more.
 
-    compute, reward  columns, named whole or by their ends; compute "row": rows are counted
+    compute, reward  columns, see above; compute "row": rows are counted
     scale            see `ends`
-    cumulative       True: a row's compute is its own, so it is added up
+    cumulative       True: the compute is added up, see `added_up`
     completions      see `completions_of`
+    conditions       see `where`
+    decimal          "," if numbers are written with decimal commas
     Rows without compute or reward are left out. Raises BadInput for what cannot be read, OSError for what cannot be
     opened.
     """
     path = Path(path) / "log.jsonl" if (Path(path) / "log.jsonl").is_file() else Path(path)
-    name = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
+    name = path.parent.name if path.name == "log.jsonl" else path.stem
     try:
         rows, notes = read_rows(path)
-        virtual = any(row.get("flags.virtual") for row in rows)
-        if any(row.get("kind") == "eval" for row in rows):
+        virtual = False
+        if rows[0].get("kind") == "config" and any(column.startswith("flags.") for column in rows[0]):
+            virtual = any(row.get("flags.virtual") for row in rows)
             rows = evaluations(rows)
-        compute, reward = Columns(path, rows).choose(compute, reward)
+            compute, reward = compute or "gpu_hours", reward or "pass_rate"
+        if decimal == ",":
+            rows = with_points(rows)
+        rows = [{"row": number, **row} for number, row in enumerate(where(rows, conditions), 1)]
+        reward, compute = column_of(rows, reward, "--reward"), column_of(rows, compute, "--x")
         runs = []
         for label, part in runs_in(rows, reward, notes):
             called = f"{name} {label}" if label else name
@@ -421,7 +402,7 @@ def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, com
             runs.append(run._replace(source=(f"{path} {label}", reward), unit=unit))
         return runs
     except fit.BadInput as error:
-        raise fit.BadInput(f"{path}: {error}".replace("FILE", shlex.quote(str(path)))) from None
+        raise fit.BadInput(f"{path}: {error}") from None
 
 
 def runs_in(rows, reward, notes):
@@ -432,14 +413,13 @@ def runs_in(rows, reward, notes):
         label = " ".join(f"{name} {row[name]}" for name in RUNS if row.get(name) not in MISSING)
         parts.setdefault(label, []).append(row)
     points = {label: int(np.isfinite(numbers(part, reward)).sum()) for label, part in parts.items()}
-    long = [label for label in parts if points[label] >= LEAST]
-    if sum(map(bool, points.values())) > 1 > len(long):
+    if len(parts) > 1 and max(points.values()) < LEAST:
         got = f"the columns {' and '.join(RUNS)} tell {len(parts)} runs apart, none of {LEAST} points"
         raise fit.BadInput(f"{got}; if they tell no runs apart, rename them")
-    short = [label for label in parts if label not in long] if long else []
-    notes += [f"left out {len(parts[label])} rows of {label or 'no run'}: {points[label]} points" for label in short]
-    labels = long or list(parts)
-    return [(label if len(labels) > 1 else "", parts[label]) for label in labels]
+    long = [label for label in parts if points[label] >= LEAST or len(parts) == 1]
+    for label in parts.keys() - set(long):
+        notes.append(f"left out {len(parts[label])} rows of {label or 'no run'}: {points[label]} points")
+    return [(label if len(long) > 1 else "", parts[label]) for label in long]
 
 
 def read_run(*args, **options):

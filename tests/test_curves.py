@@ -19,7 +19,7 @@ from tests.test_fit import clean, run_of
 def log_rows(points=14, noise=0.005, tasks=False):
     """Rows of one of our logs: config, then for each evaluation its step row, with the epoch, and its eval row."""
     C, R = clean(noise=noise, points=points, top=1.4, C_mid=0.3)
-    rows = [{"kind": "config", "seed": 0}]
+    rows = []
     for i, (c, r) in enumerate(zip(C.tolist(), R.tolist())):
         x = {"step": 10 * i, "gpu_hours": c, "tokens": int(1e6 * c), "flops": 1e15 * c}
         if i > 0:
@@ -30,9 +30,9 @@ def log_rows(points=14, noise=0.005, tasks=False):
 
 
 def write_log(path, rows=None, **options):
-    """Write rows, or those of `log_rows`, as JSONL."""
+    """Write rows, or those of `log_rows`, as JSONL, behind the first row of our logs."""
     rows = log_rows(**options) if rows is None else rows
-    write_rows(path, rows)
+    write_rows(path, [{"kind": "config", "flags": {"virtual": None}}, *rows])
     return path
 
 

@@ -1,12 +1,12 @@
 """Claims about plumbing/foreign_logs.py, and fit.py's command line on logs of any trainer."""
 
-import gzip
 import json
 import random
-import shlex
+import subprocess
+import sys
 
 import pytest
-from conftest import DATA, jsonl
+from conftest import DATA, ROOT, jsonl
 from conftest import rows as data_rows
 
 import fit
@@ -15,7 +15,6 @@ from plumbing import curves, foreign_logs
 C = [0, 1, 2, 3, 4, 6, 8, 12]
 R = [0.2, 0.26, 0.35, 0.43, 0.5, 0.6, 0.66, 0.72]
 ROWS = list(zip(C, R))
-AGAIN = [(c, r / 2) for c, r in ROWS]
 
 
 def write(path, text):
@@ -29,172 +28,160 @@ def delimited(rows=ROWS, names=("step", "acc")):
     return "".join(",".join(map(str, row)) + "\n" for row in (names, *rows))
 
 
-def each(form, rows=ROWS):
-    """A line for each row."""
-    return "".join(form.format(c=c, r=r) + "\n" for c, r in rows)
-
-
-def told(run):
-    """What the reader says it took."""
-    return next(note for note in run.notes if note.startswith("reward: "))
+def points(path, compute="step", reward="acc", **options):
+    """[(compute, reward)] of a file."""
+    run = foreign_logs.read_run(path, compute, reward, **options)
+    return [(c, pytest.approx(r)) for c, r in zip(run.compute, run.reward)]
 
 
 @pytest.fixture
 def table(tmp_path):
-    """(columns beside the step, rows) -> the path of a.csv."""
+    """(columns, rows) -> the path of a.csv."""
     return lambda *names, rows: write(tmp_path / "a.csv", delimited(rows, names))
 
 
-def refused(said, *asked, **options):
-    """The log is refused with these words."""
-    with pytest.raises(fit.BadInput, match=said):
-        foreign_logs.read_run(*asked, **options)
-
-
-GOOD = delimited()
 LOG = [{"step": c, "loss": 1.0, "acc": r} for c, r in ROWS]
 JSONL = jsonl(LOG)
 STATE = json.dumps({"epoch": 1, "log_history": [*LOG, {"train_loss": 0.1}], "global_step": 12}, indent=2)
-# Files that say the same in the forms of many trainers and tools; the columns of reward and compute in each.
-TAKEN = [pytest.param(*row.values(), id=row["file"]) for row in data_rows("logs/taken")]
 
 
-def pasted(refusal):
-    """The flags of the command in which a refusal ends, as arguments of `foreign_logs.read_runs`."""
-    words = shlex.split(str(refusal).partition("for instance: python fit.py ")[2])[1:]
-    rewards = [word for flag, word in zip(words, words[1:]) if flag == "--reward"]
-    return words[words.index("--x") + 1], rewards
-
-
-@pytest.mark.parametrize("name, reward, compute, asks", TAKEN)
-def test_a_log_is_read_at_once_or_by_the_command_in_which_its_refusal_ends(name, reward, compute, asks):
-    given = {}
-    if asks:
-        with pytest.raises(fit.BadInput, match="--reward COLUMN is needed; there is .*for instance") as refusal:
-            foreign_logs.read_runs(DATA / "logs" / name)
-        x, rewards = pasted(refusal.value)
-        assert (x, rewards) == (compute, [reward])
-        given = {"compute": x, "reward": reward}
-    (run,) = foreign_logs.read_runs(DATA / "logs" / name, **given)
+@pytest.mark.parametrize("row", data_rows("logs/taken"), ids=lambda row: row["file"])
+def test_files_that_say_the_same_in_the_forms_of_many_trainers_are_read_by_two_names(row):
+    path = DATA / "logs" / row["file"]
+    run = foreign_logs.read_run(path, row["compute"], row["reward"])
     assert list(run.compute) == C and run.reward == pytest.approx(R)
-    assert run.unit == compute and run.name == name.split(".")[0]
-    assert told(run) == f"reward: {reward}, taken as a pass rate; compute: {compute}"
+    assert run.unit == row["compute"] and run.name == path.stem
+    assert run.notes[-1] == f"reward: {row['reward']}, taken as a pass rate; compute: {row['compute']}"
+
+
+def test_an_event_file_is_read_if_tensorboard_is_there_else_the_refusal_says_how(tmp_path):
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        with pytest.raises(fit.BadInput, match="pip install tensorboard"):
+            points(write(tmp_path / "events.out.tfevents.1", "x"))
+        return
+    with SummaryWriter(tmp_path) as writer:
+        for c, r in ROWS:
+            writer.add_scalar("val/acc", r, c)
+    assert points(next(tmp_path.glob("*tfevents*"))) == ROWS
 
 
 TWO = {"a": {"log": LOG}, "b": {"log": LOG}}
+TEXTS = [(c, r / n, kind) for c, r in ROWS for n, kind in ((1, "train"), (2, "test"))]
 RESUMED = [(0, 0.2), (1, 0.3), (2, 0.4), (3, 0.9), (4, 0.9), (3, 0.5), (4, 0.6), (5, 0.7)]  # after step 4, from step 2
-BACK = "back to .*split the file, or tell runs apart by a column called run"
-ANSWERS = [(c, int(i < 4 * r)) for c, r in ROWS for i in range(4)]  # single completions: 1 of 4 right at step 0, …
-ROUNDED = "reward,epoch\n" + "".join(f"{n / 500},{n / 9000:.2f}\n" for n in range(361))  # as TRL rounds epochs
-REFUSED = [  # the file, its text (None: a log of DATA), the reward, the compute, what is said
-    ("columns.json", None, "acc", "step", "got lists of cells, step, acc, betas, .*to_csv"),
-    ("percent.csv", None, "acc", "step", "acc holds '20.00%'.*sed 's/%//g' .*percent.csv > .*percent.csv.csv$"),
-    ("blanks.txt", None, "acc", "step", "a table between blanks becomes one by: tr -s .*blanks.txt.csv$"),
-    ("resumed.csv", None, "acc", "step", "step goes from 12 back to 3 and on to 12, .*split the file"),
-    ("a.csv", 'step,acc\n1,"0,5"\n2,0.5\n', "acc", "step", "acc holds '0,5', expected a number"),
-    ("a.log", "step: 1 acc: 3/4\nstep: 2 acc: 0.5\n", "acc", "step", "acc holds '3/4', expected a number"),
-    ("a.log", each("step: {c} train acc: {r} val acc: 0.1"), "acc", "step", "acc holds '0.2 and 0.1'"),
-    ("a.txt", each("'reward': '{r}'"), None, None, "--reward reward --x row$"),
-    ("a.txt", each("'reward': '{r}'"), "reward", None, "--x COLUMN is needed; .*--x row$"),
-    ("a.json", json.dumps(TWO), "acc", None, "got 2 lists of rows, a.log, b.log, expected one"),
-    ("a.json", STATE[:-130], "acc", None, "it was cut off"),
-    ("a.csv", "0,0.2\n1,0.3\n", None, None, "expected the names of the columns; .*sed '1i step,pass_rate'"),
-    ("events.out.tfevents.1", "x", None, None, "as CSV"),
-    ("a.parquet", "PAR1", None, None, "as CSV"),
-    (".", None, None, None, "as CSV"),
-    ("a.csv", delimited(ROWS + AGAIN), "acc", None, BACK),
-    ("a.csv", delimited(RESUMED[:-1]), "acc", None, BACK),
-    ("a.csv", delimited(ROWS[::-1]), "acc", None, BACK),
-    ("a.csv", delimited(ANSWERS), "acc", None, "average the rows of one step"),
-    ("a.csv", delimited([(c, r, c) for c, r in ROWS], ("step", "acc", "seed")), "acc", None, "tell 8 runs apart"),
-    ("a.csv", delimited([(1.7e9 + c, r) for c, r in ROWS], ("time", "acc")), "acc", "time", "expected compute since"),
-    ("a.csv", ROUNDED, "reward", "epoch", "epoch has 5 values in 361 rows.*--x row counts"),
-    ("a.csv", delimited([(c - 1, r) for c, r in ROWS]), "acc", None, "got step from -1 to 11, expected compute since"),
+RISE = "expected steps that rise, or a run that was resumed"
+FORMS = "'Other forms of logs'.*--reward NAME --x NAME$"
+ROUNDED = "acc,epoch\n" + "".join(f"{n / 500},{n / 9000:.2f}\n" for n in range(361))  # as TRL rounds epochs
+REFUSED = [  # the file, its text (None: a log of DATA), the compute, what is said
+    ("trl.log", None, "step", FORMS),
+    ("a.csv.gz", b"\x1f\x8b\x08", "step", FORMS),
+    ("a.parquet", "PAR1", "step", FORMS),
+    (".", None, "step", FORMS),
+    ("a.json", json.dumps({"step": C, "acc": R}), "step", f"got 0 lists of objects, expected one.*{FORMS}"),
+    ("a.json", json.dumps(TWO), "step", "got 2 lists of objects, expected one"),
+    ("a.json", STATE[:-130], "step", "it was cut off"),
+    ("a.csv", "0,0.2\n1,0.3\n", "step", "the first line holds numbers"),
+    ("a.csv", delimited([(c, f"{100 * r}%") for c, r in ROWS]), "step", "acc holds '20.0%', expected .* no %"),
+    ("a.csv", 'step,acc\n1,"0,5"\n2,0.5\n', "step", "acc holds '0,5', expected .*--decimal ,"),
+    ("a.csv", delimited([*ROWS, *ROWS]), "step", RISE),
+    ("a.csv", delimited([row for row in ROWS for _ in range(2)]), "step", RISE),
+    ("a.csv", delimited([*ROWS, *ROWS[2::2]]), "step", RISE),  # no range of steps: another series, and a rarer one
+    ("a.csv", delimited([(c % 4, r) for c, r in zip(range(8), R)]), "step", RISE),  # steps of an epoch
+    ("a.csv", delimited([(c, r, c) for c, r in ROWS], ("step", "acc", "seed")), "step", "tell 8 runs apart"),
+    (
+        "a.csv",
+        delimited(TEXTS, ("step", "acc", "split")),
+        "step",
+        r"split .*'train' \(8 rows\), 'test' \(8 rows\); keep",
+    ),
+    ("a.csv", delimited(TEXTS[::3], ("n", "acc", "b")), "row", "the column b tells 2 series"),  # whatever the steps
+    ("a.csv", delimited([(1.7e9 + c, r) for c, r in ROWS], ("time", "acc")), "time", "expected compute since"),
+    ("a.csv", ROUNDED, "epoch", "epoch has 5 values in 361 rows.*--x row counts"),
+    ("a.csv", delimited([(c - 1, r) for c, r in ROWS]), "step", "got step from -1 to 11, expected compute since"),
+    ("a.csv", delimited([(c, "", r) for c, r in ROWS], ("step", "x", "acc")), "x", "no row has both x and acc"),
 ]
 
 
-@pytest.mark.parametrize("name, text, reward, compute, said", REFUSED)
-def test_what_is_not_read_is_refused_with_the_remedy(tmp_path, name, text, reward, compute, said):
+@pytest.mark.parametrize("name, text, compute, words", REFUSED)
+def test_what_is_not_read_is_refused_with_the_remedy(tmp_path, name, text, compute, words):
     path = DATA / "logs" / name if text is None else write(tmp_path / name, text)
-    refused(said, path, compute, reward)
+    with pytest.raises(fit.BadInput, match=words):
+        foreign_logs.read_run(path, compute, "acc")
 
 
-def test_a_file_of_two_columns_needs_no_name_if_one_rises_and_the_other_lies_in_0_to_1(table):
-    for names, rows in ((("flops", "rate"), ROWS[::1]), (("rate", "flops"), [(r, c) for c, r in ROWS])):
-        (run,) = foreign_logs.read_runs(table(*names, rows=rows))
-        assert run.unit == "flops" and list(run.reward) == R
-    refused("--reward COLUMN is needed", table("a", "b", rows=[(r, r / 2) for r in R]))  # either could be the rate
-    refused("--reward COLUMN is needed", table("step", "return", rows=[(c, 100 * r) for c, r in ROWS]))
-
-
-def test_trls_reward_beside_an_equal_one_is_one_column(table):
-    rows = [(c, r, r, 1 - r) for c, r in ROWS]
-    path = table("step", "reward", "rewards/acc", "loss", rows=rows)
-    refused("there is step, reward, loss; for instance", path)
-    assert (
-        list(
-            foreign_logs.read_run(
-                table("step", "a/acc", "b/acc", rows=[(c, r, r) for c, r in ROWS]), None, "acc"
-            ).reward
-        )
-        == R
-    )
-
-
-def test_a_refusal_names_the_columns_of_several_runs_and_the_range_of_the_rewards(table):
-    path = table("Step", "a - val/acc", "b - val/acc", rows=[(c, r, r / 2) for c, r in ROWS])
+@pytest.mark.parametrize(("compute", "reward", "words"), [
+    (None, "val/acc", "--x NAME is needed"), ("step", None, "--reward NAME is needed"),
+    ("step", "acc", "--reward acc names several columns"), ("tep", "val/acc", "--x tep names no column"),
+    ("step", "cc", "--reward cc names no column"),
+])  # fmt: skip
+def test_a_column_is_named_whole_or_by_its_last_part_else_the_refusal_has_a_table(table, compute, reward, words):
+    path = table("step", "val/acc", "train/acc", "note", rows=[(c, r, 9 * r, "-" if c else "") for c, r in ROWS])
+    assert points(path, reward="val/acc") == ROWS
     with pytest.raises(fit.BadInput) as refusal:
-        foreign_logs.read_runs(path, reward="val/acc")
-    assert pasted(refusal.value) == ("Step", ["a - val/acc", "b - val/acc"])
-    refused("--scale=-1:2", table("step", "score", "loss", rows=[(c, 3 * r - 1, 0) for c, r in ROWS]))
+        foreign_logs.read_run(path, compute, reward)
+    first, _, *lines = str(refusal.value).splitlines()
+    assert words in first and [line.split() for line in lines] == [
+        ["1", "8", "8", "yes", "row"], ["0", "12", "8", "yes", "step"], ["0.2", "0.72", "8", "yes", "yes", "val/acc"],
+        ["1.8", "6.48", "8", "yes", "train/acc"], ["no", "numbers", "note"],
+    ]  # fmt: skip
+
+
+def test_where_keeps_the_rows_of_the_values_that_it_names(table, tmp_path):
+    path = table("step", "acc", "split", rows=TEXTS)
+    assert points(path, conditions=["split=train"]) == ROWS
+    path = table("step", "acc", "phase", rows=[(c, r, "warm" if c < 3 else "main") for c, r in ROWS])
+    assert points(path, conditions=["phase=warm", "phase=main"]) == ROWS
+    logged = [{"step": c, "acc": r / n, "eval": n == 1} for c, r in ROWS for n in (1, 2)]
+    assert points(write(tmp_path / "a.jsonl", jsonl(logged)), conditions=["eval=true"]) == ROWS
+    for condition, words in (("phase", "expected NAME=VALUE"), ("phase=x", "keeps no row; the values are .*'main'")):
+        with pytest.raises(fit.BadInput, match=words):
+            points(path, conditions=[condition])
+
+
+def test_decimal_commas_are_read_if_the_flag_says_so_and_points_then_are_no_numbers(tmp_path):
+    text = "step;acc\n" + "".join(f"{c};{str(r).replace('.', ',')}\n" for c, r in ROWS)
+    path = write(tmp_path / "a.csv", text)
+    assert points(path, decimal=",") == ROWS
+    with pytest.raises(fit.BadInput, match="acc holds '0,72', expected"):
+        points(write(path, text.replace("0,72", "0.72")), decimal=",")
 
 
 def test_of_json_lines_that_are_cut_off_the_complete_ones_are_read_and_a_list_wherever_it_stands(tmp_path):
-    run = foreign_logs.read_run(write(tmp_path / "a.jsonl", JSONL[:-20]), None, "acc")
+    run = foreign_logs.read_run(write(tmp_path / "a.jsonl", JSONL[:-20]), "step", "acc")
     assert list(run.reward) == R[:-1] and run.notes[0] == "left out 1 lines that are no row: 8"
-    for one in ({"a": {"log": LOG}, "n": [1, 2]}, LOG):
-        assert (
-            list(foreign_logs.read_run(write(tmp_path / "a.json", json.dumps(one, indent=1)), None, "acc").reward) == R
-        )
+    for value in ({"a": {"log": LOG}, "n": [1, 2]}, LOG):
+        assert points(write(tmp_path / "a.json", json.dumps(value, indent=1))) == ROWS
 
 
-def test_steps_that_start_anew_in_each_epoch_are_one_run_whose_rows_count(table):
-    (run,) = foreign_logs.read_runs(
-        table("epoch", "step", "acc", rows=[(n // 5, n % 5, n / 20) for n in range(20)]), None, "acc"
-    )
-    assert list(run.compute) == list(range(1, 21)) and list(run.reward) == [n / 20 for n in range(20)]
-    assert "step starts anew with each epoch, so the rows are counted" in run.notes and told(run).endswith(": row")
-
-
-def test_a_column_that_is_asked_for_matches_one_or_those_there_are_are_named(table):
-    path = table("a/hours", "x/acc", "y/acc", "precision", rows=[(1, 0.2, 0.3, 0.4)])
-    run = foreign_logs.read_run(path, "hours", "x/acc")
-    assert (run.unit, *run.reward) == ("a/hours", 0.2)
-    refused("--reward acc matches several columns; there is .*--reward x/acc --reward y/acc", path, "hours", "acc")
-    refused("--reward .*no column; there is a/hours, x/acc, y/acc, precision; for", path, "hours", "precison")
-
-
-def test_what_is_left_out_is_counted(tmp_path):
-    run = foreign_logs.read_run(write(tmp_path / "a.csv", GOOD + "13,nan\n14\n"), None, "acc")
+def test_what_is_left_out_or_sorted_is_said(tmp_path, table):
+    run = foreign_logs.read_run(write(tmp_path / "a.csv", delimited() + "13,nan\n14\n"), "step", "acc")
     assert run.notes[:-1] == ("rows left out without a number for acc or step: 2",) and list(run.reward) == R
+    run = foreign_logs.read_run(table("step", "acc", rows=[*ROWS[:3], ROWS[4], ROWS[3], *ROWS[5:]]), "step", "acc")
+    assert run.notes[:-1] == ("the rows were sorted by step",) and list(run.reward) == R
 
 
 def test_of_a_run_that_was_resumed_once_or_many_times_the_last_of_repeated_steps_counts(table):
-    run = foreign_logs.read_run(table("step", "acc", rows=RESUMED), None, "acc")
+    run = foreign_logs.read_run(table("step", "acc", rows=RESUMED), "step", "acc")
     assert list(run.compute) == [0, 1, 2, 3, 4, 5] and list(run.reward) == [0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
     assert run.notes[:-1] == ("rows left out of repeated steps, of which the last counts: 2",)
-    twice = foreign_logs.read_run(table("step", "acc", rows=[*RESUMED, (5, 0.8), (6, 0.9)]), None, "acc")
-    assert list(twice.compute) == list(range(7)) and list(twice.reward)[-2:] == [0.8, 0.9]
+    again = [(2, 0.8), (3, 0.8), (2, 0.9), (3, 0.9), (4, 0.9), (5, 1)]  # twice from one step: the first came no further
+    assert points(table("step", "acc", rows=[*RESUMED, *again])) == [*RESUMED[:2], *again[2:]]
+    assert points(DATA / "logs" / "resumed.csv") == ROWS  # it came no further
 
 
-def test_compute_of_each_row_is_refused_and_added_up_if_asked_but_no_running_total(table):
-    path = table("step", "seconds", "acc", rows=[(1, 30, ""), (2, 20, 0.2), (3, 40, ""), (4, 10, 0.3)])
-    refused("seconds falls, .*if each row holds only its own, add --cumulative", path, "seconds", "acc")
+def test_a_compute_that_falls_is_refused_and_added_up_if_asked(table):
+    rows = [(1, 30, ""), (2, 20, 0.2), (3, 40, ""), (4, 10, 0.3)]
+    path = table("step", "seconds", "acc", rows=rows)
+    with pytest.raises(fit.BadInput, match="seconds falls while the steps go on.*--cumulative adds up"):
+        points(path, "seconds")
     # 30 + 20 = 50 at step 2, 50 + 40 + 10 = 100 at step 4: rows without an evaluation cost compute too.
-    assert list(foreign_logs.read_run(path, "seconds", "acc", cumulative=True).compute) == [50, 100]
-    for clock in (C, [1, 2, 3, 4, 5, 1, 2, 3]):  # also one that is set back once
-        path = table("step", "hours", "acc", rows=zip(C, clock, R))
-        refused("got --cumulative, but hours rises like a running total", path, "hours", "acc", cumulative=True)
+    assert points(path, "seconds", cumulative=True) == [(50, 0.2), (100, 0.3)]
+    # A total that starts anew after 5 hours, and after 9.
+    path = table("step", "hours", "acc", rows=zip(range(11), [1, 2, 3, 4, 5, 1, 2, 3, 4, 1, 2], [*R, 0.8, 0.8, 0.8]))
+    assert [c for c, _ in points(path, "hours", cumulative=True)] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    with pytest.raises(fit.BadInput, match="got --cumulative, but hours is a running total"):
+        points(table("step", "hours", "acc", rows=zip(C, C, R)), "hours", cumulative=True)
 
 
 @pytest.mark.parametrize(
@@ -202,74 +189,81 @@ def test_compute_of_each_row_is_refused_and_added_up_if_asked_but_no_running_tot
 )
 def test_rewards_of_another_scale_become_pass_rates(table, scale, rewards):
     path = table("step", "acc", rows=zip(range(3), rewards))
-    assert list(foreign_logs.read_run(path, None, "acc", scale).reward) == [0, 0.25, 1]
+    assert [r for _, r in points(path, scale=scale)] == [0, 0.25, 1]
 
 
 def test_r0_from_the_command_line_is_exact(table, capsys):
     path = table("step", "acc", rows=[(c, 2 * r - 1) for c, r in ROWS[1:]])
-    curves.main([path, "--reward=acc", "--r0=-0.62", "--fit-from=0", "--json", "--scale", "pm1"])
-    found = json.loads(capsys.readouterr().out)["runs"][0]
-    assert found["R_0"] == pytest.approx(-0.62, abs=1e-9) and found["points"] == 7
+    curves.main([path, "--x=step", "--reward=acc", "--r0=-0.62", "--fit-from=0", "--json", "--scale", "pm1"])
+    summary = json.loads(capsys.readouterr().out)["runs"][0]
+    assert summary["R_0"] == pytest.approx(-0.62, abs=1e-9) and summary["points"] == 7
 
 
-# ---- Files that are no logs: exit code 2, one line, no traceback ----
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the lines stand in docs/")
+@pytest.mark.parametrize(("name", "reward"), [("verl.log", "val/acc"), ("trl.log", "acc")])
+def test_the_lines_of_python_in_the_docs_make_a_table_of_a_console(tmp_path, name, reward):
+    page = (ROOT / "docs" / "forecasting.md").read_text(encoding="utf-8")
+    lines = page.partition("## Other forms of logs")[2].partition("\n    import csv")[2].partition("\n\n")[0]
+    program = "import csv" + lines.replace("\n    ", "\n").replace("train.log", str(DATA / "logs" / name))
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    assert points(tmp_path / "train.csv", reward=reward) == ROWS
+
+
+# ---- Files that are no logs: exit code 2, no traceback ----
 
 NOISE = random.Random(0).randbytes(5000)
-PACKED = gzip.compress(GOOD.encode(), mtime=0)
+GOOD = delimited()
 BAD = {
-    "empty": "", "noise": NOISE, "half.gz": PACKED[:-12], "broken.gz": PACKED[:20] + NOISE,
-    "utf16_without_mark": GOOD.encode("utf-16-le"), "header": "step,acc\n",
-    "megabyte_header": f"step,{'a' * 10**6}\n1,0.5\n", "megabyte_line": '{"step": ' + "1" * 10**6 + "}\n",
-    "open_quote": 'step,acc\n"1,0.2\n' + GOOD * 3, "twice": delimited(names=("acc", "acc")),
-    "long_row": GOOD + "13,0.7,0.8\n",
-    "words": GOOD.replace("0.5\n", "high\n"),
-    "deep": '{"a":' * 10**5,
-    "list_cell": JSONL.replace("0.5}", "[0.5]}"),
-    "other_names": JSONL.replace("acc", "perplexity"),
+    "empty.csv": "", "noise.csv": NOISE, "noise": NOISE, "utf16.csv": GOOD.encode("utf-16-le"),
+    "header.csv": "step,acc\n", "megabyte.csv": f"step,{'a' * 10**6}\n1,0.5\n",
+    "megabyte.jsonl": '{"step": ' + "1" * 10**6 + "}\n",
+    "quote.csv": 'step,acc\n"1,0.2\n' + GOOD * 3, "twice.csv": delimited(names=("acc", "acc")),
+    "long_row.csv": GOOD + "13,0.7,0.8\n", "words.csv": GOOD.replace("0.5\n", "high\n"), "deep.json": '{"a":' * 10**5,
+    "list_cell.jsonl": JSONL.replace("0.5}", "[0.5]}"), "other_names.jsonl": JSONL.replace("acc", "perplexity"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*BAD, "/dev/zero", "."])
-def test_a_file_that_is_no_log_ends_with_code_2_and_one_line(tmp_path, capsys, name):
+def test_a_file_that_is_no_log_ends_with_code_2_and_few_printable_lines(tmp_path, capsys, name):
     path = write(tmp_path / name, BAD[name]) if name in BAD else name
     with pytest.raises(SystemExit) as end:
-        curves.main([str(path), "--reward", "acc", "--fit-from", "0", "-o", str(tmp_path / "a.png")])
+        curves.main([path, "--reward=acc", "--x=step", "--fit-from", "0", "-o", str(tmp_path / "a.png")])
     out, error = capsys.readouterr()
     assert end.value.code == 2 and not out and not (tmp_path / "a.png").exists()
-    assert error.startswith("fit.py: ") and error.count("\n") == 1
-    assert error[:-1].isprintable() and len(error) < 1000
+    assert error.startswith("fit.py: ") and error.count("\n") < 7
+    assert error.replace("\n", "").isprintable() and len(error) < 1000
 
 
-# ---- Several runs in a file, epochs, counts ----
+# ---- Several runs in a file, counts, our own logs ----
 
 
 @pytest.mark.parametrize("order", [lambda row: row[2], lambda row: row[0]], ids=["one by one", "side by side"])
 def test_columns_called_run_and_seed_tell_runs_apart(table, order):
     rows = [(c, r / n, run, seed) for n, run, seed in ((1, "a", 1), (2, "a", 2), (3, "b", 2)) for c, r in ROWS]
     rows = sorted([*rows, (1, 0.1, "c", 1), (2, 0.1, "c", 1)], key=order)  # the fourth run crashed
-    runs = foreign_logs.read_runs(table("step", "acc", "run", "seed", rows=rows), None, "acc")
+    runs = foreign_logs.read_runs(table("step", "acc", "run", "seed", rows=rows), "step", "acc")
     assert [run.name for run in runs] == ["a run a seed 1", "a run a seed 2", "a run b seed 2"]
     assert [list(run.reward) for run in runs] == [[r / n for r in R] for n in (1, 2, 3)]
     assert list(runs[2].compute) == C and "left out 2 rows of run c seed 1: 2 points" in runs[0].notes
 
 
-def test_rows_that_are_written_twice_are_read_once(table):
-    twice = table("step", "acc", rows=[row for row in ROWS for _ in range(2)])
-    assert list(foreign_logs.read_run(twice, None, "acc").compute) == C
-
-
 def test_the_completions_of_an_evaluation_are_a_number_or_a_column(table):
     path = table("step", "acc", "n", "completions", rows=[(*row, 7, 12) for row in ROWS])
-    for asked, reads in ((None, 12), (20, 20), ("n", 7)):
-        assert foreign_logs.read_run(path, None, "acc", completions=asked).completions == reads
+    for asked, count in ((None, 12), (20, 20), ("n", 7)):
+        assert foreign_logs.read_run(path, "step", "acc", completions=asked).completions == count
     for asked in ("0", "m", "nan"):
-        refused("--completions", path, None, "acc", completions=asked)
+        with pytest.raises(fit.BadInput, match="--completions"):
+            foreign_logs.read_run(path, "step", "acc", completions=asked)
 
 
-@pytest.mark.parametrize("virtual, unit", [(None, "gpu_hours"), ("exact", "virtual gpu_hours")])
-def test_device_hours_are_called_virtual_in_a_log_of_virtual_time_alone(tmp_path, virtual, unit):
-    rows = [{"kind": "config", "flags": {"virtual": virtual}}]
-    rows += [{"kind": "eval", "step": n, "gpu_hours": n / 10, "pass_rate": n / 50, "tokens": n} for n in range(12)]
-    (tmp_path / "log.jsonl").write_text(jsonl(rows))
-    [run] = foreign_logs.read_runs(tmp_path)
-    assert run.unit == unit
+def test_only_a_log_that_begins_with_our_flags_is_taken_for_ours(tmp_path):
+    start = {"kind": "config", "flags": {"virtual": None, "lr": 1}}
+    evals = [{"kind": "eval", "step": n, "gpu_hours": n / 10, "pass_rate": n / 50, "tokens": n} for n in range(12)]
+    for virtual, unit in ((None, "gpu_hours"), ("exact", "virtual gpu_hours")):
+        start["flags"]["virtual"] = virtual
+        (tmp_path / "log.jsonl").write_text(jsonl([start, *evals]))
+        [run] = foreign_logs.read_runs(tmp_path)
+        assert run.unit == unit
+    (tmp_path / "log.jsonl").write_text(jsonl(evals))
+    with pytest.raises(fit.BadInput, match="--reward NAME is needed"):
+        foreign_logs.read_runs(tmp_path)

@@ -131,7 +131,7 @@ def test_the_two_latest_checkpoints_stay_and_that_of_the_best_evaluation_which_a
     best = re.findall("the checkpoint of the best evaluation: run/checkpoint-(.*)", capsys.readouterr().out)
     assert best == ["2", "2", "12"]
     rows = [dict(kind="eval", step=n, gpu_hours=n, pass_rate=0.1 * min(n, 14 - n)) for n in range(12)]
-    write_rows("run/log.jsonl", rows)
+    write_rows("run/log.jsonl", [CONFIG, *rows])
     _, lines = curves.report(Path("run/log.jsonl"), Path("a.png"))
     assert "The points fall after a peak" in "".join(lines)
     assert "The best evaluation was that of run/checkpoint-12." in "".join(lines)

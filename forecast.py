@@ -15,10 +15,11 @@ of the points. With y less X m, and R_0 and G each N(m, m^2), m = LEVELS, before
 
     (R_0, G) ~ N(m + M^-1 X'K^-1 y, M^-1),   M = X'K^-1 X + I / m^2
     weight of a cell (B, C_mid, w, s) = prior * exp(-(y'K^-1 y - y'K^-1 X M^-1 X'K^-1 y) / 2) / sqrt(det K det M)
+    weight of a part of a cell = that, times the mass of G in (0, 1) / PARTS, times the mass of R_0 in (0, 1 - G) given
+                                 the G of the part, times the priors of A, A^HIGH, and of w, given G
 
-The prior of A given R_0 is in proportion to A^HIGH. A forecast is the level at the last fitted compute, plus what Eq. 1
-adds, plus the walk's further steps, which are smaller by LATER. Bands of A, B and C_mid, 90 %, hold if Eq. 1 does: they
-come from a second set of curves without a walk, where no A is likelier than another by HIGH.
+All that is said of a run comes from the same curves, drawn from the parts: A, B, C_mid and their bands, the forecast,
+which is the level at the last fitted compute plus what Eq. 1 and the walk add, how far it reaches, and when to stop.
 Residuals count as independent but for the walk: no band includes what all evaluations of one run share (its seed, its
 validation prompts). How the constants were chosen, and what the forecasts are worth: results/forecasts.md.
 
@@ -27,9 +28,10 @@ Test:  pytest tests/test_forecast.py; on real and on synthetic runs: python -m l
 
 from collections import namedtuple
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.special import log_ndtr, ndtri_exp
 
 import fit
 from fit import BadInput, Fit, sigmoid
@@ -38,19 +40,19 @@ from fit import BadInput, Fit, sigmoid
 LOG_B, LOG_C_MID = (np.log(2.5), 0.7), (0, 2)  # normal (mean, sd) of log B, and of log(C_mid / last C)
 WALK, SPREAD = 0.2, 0.3  # median of w as a share of the gain, and the mean distance of its logarithm from there
 WALKS = 0.005 * 2.0 ** np.arange(6)  # the w that are tried: 0.005 to 0.16
-LATER = 0.6  # size of the walk's steps beyond the points, as a share of those between them
-HIGH = 5  # the prior of A given R_0 goes with A^HIGH
-FLAT = 0.5  # odds that there is no gain
+HIGH = 3  # the prior of A given R_0 goes with A^HIGH
+FLAT = 0.2  # odds that there is no gain
 NOISE = 0.01  # prior of s: 1/s, and one residual of this size as if seen
 MOST, DRAWS = 50, 4000  # points, neighbours being averaged; curves
-CELLS = 15, 23, 9  # of log B, log C_mid, log s; four times narrowed to where the probability lies
+CELLS = 15, 23, 9  # of log B, log C_mid, log s; three times narrowed to where the probability lies
+PARTS = 12  # of a cell, by the gain
+REACHES = 3.5  # standard deviations of their priors, as far as log B and log C_mid are tried
 LEVELS = 0.5  # prior mean and standard deviation of R_0 and of G
 STOP, GO_ON = 0.9, 0.2  # of the stop rule
 GAIN = 0.02  # its least rise
 SAME_A = 0.02  # A.5: A that differ by no more are taken as one
 WIDE = 0.25  # a wider band does not determine A
-FEW = 8  # nor do fewer points
-BOUND = 0.995  # an A that may lie above it is at its bound of 1
+BOUND = 0.97  # nor does one that reaches so far
 JUMP = 10  # a B above it is a jump between two points: the data do not determine it
 SEEDS = "This compares runs, not recipes: between seeds A differs by about 0.01, and B by 10 %."
 CLOSE = 0.05  # a forecast within +- this can be read
@@ -70,8 +72,8 @@ class Draws(namedtuple("Draws", "A B C_mid R_0 walk noise level steps error")):
 
 
 class Data(namedtuple("Data", "C y variance walked")):
-    """What is explained, each (n,): compute, 0 of R_0 and inf of a given A; pass rates, and their variances in units of
-    s^2; how far the walk has come, in e-folds of C."""
+    """What is explained, each (n,): compute, 0 of R_0 and 1e300 of a given A; pass rates, and their variances in units
+    of s^2; how far the walk has come, in e-folds of C."""
 
 
 def observed(law, A=None):
@@ -79,26 +81,26 @@ def observed(law, A=None):
     C, R, count = fit.averaged(law.run.compute[law.kept], law.run.reward[law.kept], MOST)
     rows = [(0, law.fitted.R_0, 1 / law.fitted.weight, 0), *zip(C, R, 1 / count, np.log(C / C[0]))]
     if A is not None:
-        rows.append((np.inf, A, 0, 0))
+        rows.append((1e300, A, 0, 0))  # where Eq. 1 is at A, but for a curve that never rises
     return Data(*np.transpose(rows))
 
 
-class Cells(namedtuple("Cells", "shapes sizes weight beta precision inverse")):
-    """K pairs (log B, log C_mid), (K, 2), and P pairs (w, s), (P, 2), with the logs of their weights (P, K); of
-    (R_0, G) the mean (P, K, 2) and the precision (P, K, 2, 2); the inverse covariance of the pass rates (P, n, n)."""
+class Cells(namedtuple("Cells", "shapes sizes weight mean variance gain inverse")):
+    """K pairs (log B, log C_mid), (K, 2), and P pairs (w, s), (P, 2); of their PARTS the logs of the weights and the
+    gains, (PARTS, P, K); of R_0 and G without limits the mean (P, K, 2) and the covariance (P, K, 2, 2); the inverse
+    covariance of the pass rates (P, n, n)."""
 
 
-def weigh(data, prior, walks, axes):
+def weigh(data, prior, axes):
     """The `Cells` of these axes, log B, log C_mid and log s. In each the pass rates are linear in R_0 and G.
 
-    prior: the means and the standard deviations of log B and log C_mid    walks: the w"""
+    prior: the means and the standard deviations of log B and log C_mid"""
     shapes = np.stack(np.meshgrid(*axes[:2], indexing="ij"), -1).reshape(-1, 2)
-    sizes = np.stack(np.meshgrid(walks, np.exp(axes[2]), indexing="ij"), -1).reshape(-1, 2)
+    sizes = np.stack(np.meshgrid(WALKS, np.exp(axes[2]), indexing="ij"), -1).reshape(-1, 2)
     steps = [axis[1] - axis[0] for axis in axes[:2]]
     of_shape = np.log(steps / prior[1] / np.sqrt(2 * np.pi)).sum() - (((shapes - prior[0]) / prior[1]) ** 2).sum(1) / 2
-    if any(walks):  # the last shape never rises
-        shapes = np.vstack([shapes, (0, np.inf)])
-        of_shape = np.append(of_shape, np.log(FLAT))
+    shapes = np.vstack([shapes, (0, np.inf)])  # the last one never rises
+    of_shape = np.append(of_shape, np.log(FLAT))
     B, C_mid = np.exp(shapes.T)
     g = sigmoid(data.C[:, None], 1, B, C_mid, 0)
     X = np.stack([np.ones_like(g), g])  # (2, n, K)
@@ -112,55 +114,78 @@ def weigh(data, prior, walks, axes):
     beta = np.linalg.solve(precision, b[..., None])[..., 0]
     weight = (b * beta).sum(2) - (y * pulled).sum(1) - np.linalg.slogdet(precision)[1]
     weight -= (np.linalg.slogdet(K)[1] + 2 * np.log(sizes[:, 1]) + (NOISE / sizes[:, 1]) ** 2)[:, None]
-    return Cells(shapes, sizes, weight / 2 + of_shape, beta + LEVELS, precision, inverse)
+    mean, variance = beta + LEVELS, np.linalg.inv(precision)
+    parts = ((np.arange(PARTS) + 0.5) / PARTS)[:, None, None]
+    gain, mass = truncated(mean[..., 1], np.sqrt(variance[..., 1, 1]), 1, parts)
+    middle, deviation = R_0_given(gain, mean, variance)
+    _, mass_of_R_0 = truncated(middle, deviation, 1 - gain, 0.5)
+    rises = mass + mass_of_R_0 + prior_of(mean[..., 0], gain, w[..., 0])
+    weight = weight / 2 + of_shape + np.where(np.isfinite(C_mid), rises, 0)
+    return Cells(shapes, sizes, weight, mean, variance, gain, inverse)
 
 
-def likely_cells(law, data, walks):
+def truncated(mean, deviation, high, share):
+    """(the quantile `share` of a normal distribution that is cut to (0, high), the log of its mass there)."""
+    low, high = -mean / deviation, (high - mean) / deviation
+    side = np.where(low > 0, -1, 1)  # of the mirrored distribution, where differences of the tails are exact
+    low, high = np.where(low > 0, -high, low), np.where(low > 0, -low, high)
+    outside = np.minimum(np.exp(log_ndtr(low) - log_ndtr(high)), 1 - 1e-12)
+    share = np.where(side > 0, share, 1 - share)
+    value = mean + side * deviation * ndtri_exp(log_ndtr(high) + np.log(outside + (1 - outside) * share))
+    return value, log_ndtr(high) + np.log1p(-outside)
+
+
+def R_0_given(gain, mean, variance):
+    """Mean and standard deviation of R_0 for a gain, of these means (..., 2) and covariances (..., 2, 2)."""
+    slope = variance[..., 0, 1] / variance[..., 1, 1]
+    rest = variance[..., 0, 0] - slope * variance[..., 0, 1]
+    return mean[..., 0] + slope * (gain - mean[..., 1]), np.sqrt(np.maximum(rest, 1e-14))
+
+
+def likely_cells(law, data):
     """The `Cells` where the probability lies."""
     mean, deviation = np.transpose([LOG_B, LOG_C_MID])
     mean = mean + (0, np.log(law.span[1]))
     least = max(0.002, least_noise(law))
-    limits = [*zip(mean - 2.7 * deviation, mean + 2.7 * deviation), np.log([least, max(0.45, 2 * least)])]
+    limits = [*zip(mean - REACHES * deviation, mean + REACHES * deviation), np.log([least, max(0.45, 2 * least)])]
     axes = [np.linspace(*ends, n) for ends, n in zip(limits, CELLS)]
     for _ in range(3):
-        cells = weigh(data, (mean, deviation), walks, axes)
-        weight = cells.weight[:, : CELLS[0] * CELLS[1]]
-        mass = np.exp(weight - weight.max()).reshape(len(walks), CELLS[2], *CELLS[:2])
+        weight = weigh(data, (mean, deviation), axes).weight[..., :-1]
+        mass = np.exp(weight - weight.max()).sum(0).reshape(len(WALKS), CELLS[2], *CELLS[:2])
         for j, others in enumerate([(0, 1, 3), (0, 1, 2), (0, 2, 3)]):
             axis = axes[j]
             likely = axis[mass.sum(others) > 3e-4 * mass.sum()]
             step = 0.7 * (axis[1] - axis[0])
             axes[j] = np.linspace(max(axis[0], likely[0] - step), min(axis[-1], likely[-1] + step), len(axis))
-    return weigh(data, (mean, deviation), walks, axes)
+    return weigh(data, (mean, deviation), axes)
 
 
 def prior_of(R_0, gain, w):
-    """Density of A given R_0, in proportion to A^HIGH, and of the walk's w given the gain."""
-    of_A = (HIGH + 1) * (R_0 + gain) ** HIGH / (1 - np.minimum(R_0, 0.999) ** (HIGH + 1))
+    """Log of the density of A given R_0, in proportion to A^HIGH, and of the walk's w given the gain."""
+    R_0 = np.clip(R_0, 0, 0.999)
+    of_A = np.log((HIGH + 1) / (1 - R_0 ** (HIGH + 1))) + HIGH * np.log(R_0 + gain)
     off = abs(np.log(w / WALK / np.maximum(gain, 1e-3)))
-    return of_A * np.exp(-off / SPREAD) * len(WALKS) * np.log(2) / 2 / SPREAD
+    return of_A - off / SPREAD + np.log(len(WALKS) * np.log(2) / 2 / SPREAD)
 
 
-def posterior(law, walks, A=None):
-    """`Draws` of the curve of a Fit, with a walk of one of these sizes: four times as many from the cells, and of these
-    DRAWS by the limits of R_0 and A and the priors that are not normal."""
+def posterior(law, A=None):
+    """`Draws` of the curve of a Fit."""
     data = observed(law, A)
-    cells = likely_cells(law, data, walks)
+    cells = likely_cells(law, data)
     random = np.random.default_rng(0)
     chance = np.exp(cells.weight - cells.weight.max()).ravel()
-    p, k = np.unravel_index(random.choice(len(chance), 4 * DRAWS, p=chance / chance.sum()), cells.weight.shape)
-    spread = np.linalg.cholesky(np.linalg.inv(cells.precision[p, k]))
-    R_0, gain = (cells.beta[p, k] + (spread @ random.normal(size=(len(p), 2, 1)))[..., 0]).T
-    rises = np.isfinite(cells.shapes[k, 1])
-    gain = np.where(rises, gain, 0)
-    chance = ((R_0 >= 0) & (gain >= 0) & (R_0 + gain <= 1)) + 1e-9
-    R_0 = np.clip(R_0, 0, 1)
-    gain = np.clip(gain, 0, 1 - R_0)
-    if any(walks):
-        chance = chance * np.where(rises, prior_of(R_0, gain, cells.sizes[p, 0]), 1)
-    i = random.choice(len(p), DRAWS, p=chance / chance.sum())
-    p, R_0, A = p[i], R_0[i], (R_0 + gain)[i]
-    B, C_mid = np.exp(cells.shapes[k[i]]).T
+    drawn = random.choice(len(chance), DRAWS, p=chance / chance.sum())
+    part, p, k = np.unravel_index(drawn, cells.weight.shape)
+    mean, variance = cells.mean[p, k], cells.variance[p, k]
+    share = (part + random.uniform(size=DRAWS)) / PARTS
+    gain, _ = truncated(mean[:, 1], np.sqrt(variance[:, 1, 1]), 1, share)
+    middle, deviation = R_0_given(gain, mean, variance)
+    R_0, _ = truncated(middle, deviation, 1 - gain, random.uniform(size=DRAWS))
+    flat = ~np.isfinite(cells.shapes[k, 1])
+    level = mean[:, 0] + np.sqrt(variance[:, 0, 0]) * random.normal(size=DRAWS)
+    R_0 = np.where(flat, np.clip(level, 0, 1), R_0)
+    A = R_0 + np.where(flat, 0, gain)
+    B, C_mid = np.exp(cells.shapes[k]).T
     shared = cells.sizes[:, :1] ** 2 * data.walked  # covariance of the walk at the last point with that at each
     pull = (cells.inverse @ shared[..., None])[..., 0]
     deviation = np.sqrt(np.maximum(shared.max(1) - (pull * shared).sum(1), 0))
@@ -173,20 +198,23 @@ def posterior(law, walks, A=None):
 
 @dataclass(frozen=True, eq=False)
 class Forecast(Fit):
-    """A Fit with its bands, and curves that may come true. Computes and pass rates as in Fit."""
+    """A Fit with its bands, and the curves that they are drawn from. Computes and pass rates as in Fit."""
 
-    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, if Eq. 1 holds
+    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 % of the curves that rise
+    medians: dict  # likewise
     draws: Draws = field(repr=False)
-    most: float = 1.0  # no median lies above it: A, if it is a number
 
     def curves(self, C):
-        """Pass rates (..., S) at compute C, any shape (...): the present level plus what Eq. 1 and the walk add."""
+        """Pass rates (..., S) at compute C, any shape (...): Eq. 1 plus the walk.
+
+        Up to the last fitted compute it is the walk's mean, given where it is there: straight in log C."""
         C = np.asarray(C, float)[..., None]
         draws = self.draws
-        last = self.span[1]
-        rise = sigmoid(C, *draws[:4]) - sigmoid(last, *draws[:4])
-        walked = LATER * draws.walk * np.sqrt(np.log(np.maximum(C / last, 1))) * draws.steps
-        return np.clip(draws.level + rise + walked, 0, 1)
+        first, last = self.span
+        come = np.log(np.clip(C, first, last) / first) / np.log(last / first)
+        off = come * (draws.level - sigmoid(last, *draws[:4]))
+        walked = draws.walk * np.sqrt(np.log(np.maximum(C / last, 1))) * draws.steps
+        return np.clip(sigmoid(C, *draws[:4]) + off + walked, 0, 1)
 
     def quantiles(self, C, shares, mean_of=np.inf):
         """Quantiles (len(shares), ...) at C, any shape, of the mean of `mean_of` evaluations (inf: of the curve)."""
@@ -195,7 +223,7 @@ class Forecast(Fit):
 
     def median(self, C):
         """The forecast at C, any shape: the median of the curves."""
-        return np.minimum(self.quantiles(C, [0.5])[0], self.most)
+        return self.quantiles(C, [0.5])[0]
 
     def band(self, C, mean_of=np.inf):
         """90 % band (low, high) at C, any shape, of the mean of `mean_of` evaluations there (inf: of the curve)."""
@@ -205,17 +233,16 @@ class Forecast(Fit):
 def forecast_run(run, *, A=None, grid=None):
     """`fit.fit_run`, with the same arguments and errors, and its bands: a Forecast.
 
-    A fixes A in Eq. 1 and in the bands, not in the forecasts."""
+    A fixes A."""
     law = fit.fit_run(run, A=A, grid=grid)
-    draws = posterior(law, WALKS)
-    exact = posterior(law, [0.0], A)
-    bands = {}
+    draws = posterior(law, A)
+    rising = np.isfinite(draws.C_mid)
+    bands, medians = {}, {}
     for name in ("A", "B", "C_mid"):
-        low, high = np.quantile(getattr(exact, name), (0.05, 0.95)).tolist()
-        best = getattr(law, name)
-        bands[name] = min(low, best), max(high, best)
-    law = Forecast(**vars(law), bands=bands, draws=draws)
-    return law if "A" in known(law) else replace(law, most=law.A)
+        values = getattr(draws, name)[rising | ~rising.any()]
+        low, medians[name], high = np.quantile(values, (0.05, 0.5, 0.95), method="inverted_cdf").tolist()
+        bands[name] = low, high
+    return Forecast(**vars(law), bands=bands, medians=medians, draws=draws)
 
 
 def least_noise(law):
@@ -233,7 +260,7 @@ def least_noise(law):
 
 
 class Peak(namedtuple("Peak", "C R now")):
-    """The highest mean R of a few evaluations in a row, their mean compute C, and the mean of the last as many."""
+    """Compute C and pass rate R of the highest evaluation, and the mean `now` of the last few, all behind it."""
 
 
 def peak(law):
@@ -249,7 +276,8 @@ def peak(law):
     loss = mean[best] - mean[-1]
     if loss <= max(0.01, 4 * noise * np.sqrt(2 / width), 0.1 * (mean[best] - law.fitted.R_0)):
         return None
-    return Peak(float(np.exp(law.fitted.u[best : best + width].mean())), float(mean[best]), float(mean[-1]))
+    top = best + R[best : best + width].argmax()  # not the mean of evaluations on both sides of a collapse
+    return Peak(float(np.exp(law.fitted.u[top])), float(R[top]), float(R[max(top + 1, len(R) - width) :].mean()))
 
 
 def gains(law):
@@ -260,9 +288,7 @@ def gains(law):
 def known(law):
     """{name: what is known of it} for those of A, B, C_mid that the points do not determine.
 
-    A is a number if the points show where the rise bends: they are FEW or more, the band of A is no wider than WIDE and
-    clear of the bound at 1, C_mid lies within the points, and the forecast at twice the compute is not above A. (If it
-    is by less than CLOSE / 5, it is lowered to A.)"""
+    A is a number if its band is no wider than WIDE and ends below BOUND."""
     if fall := peak(law):
         best, now = law.run.own(fall.R), law.run.own(fall.now)
         lost = f"from {best:.3g} at C = {fall.C:.4g} to {now:.3g}, a loss of {best - now:.3g}"
@@ -273,22 +299,15 @@ def known(law):
         if law.fitted.R.min() > 0.99:
             text = "No gain: nothing is left to learn."
         elif not law.run.reward.any():
-            text = "No gain: nothing was ever right."
+            text = "No gain yet: nothing was ever right."
         return dict.fromkeys(("A", "B", "C_mid"), text)
     low, high = law.bands["A"]
-    found = {}
-    if law.fitted.A is None and (
-        law.points < FEW
-        or high - low > WIDE
-        or high > BOUND
-        or law.bands["C_mid"][1] > law.span[1]
-        or law.median(2 * law.span[1]) > law.A + CLOSE / 5
-    ):
-        found["A"] = "A is not determined: the points do not say where the rise ends."
-        found["C_mid"] = "C_mid is not determined: half of the gain is not known."
+    unknown = {}
+    if law.fitted.A is None and (high - low > WIDE or high > BOUND):
+        unknown["A"] = f"A is not determined: its 90 % band is {law.run.own(low):.3g} to {law.run.own(high):.3g}."
     if law.B > JUMP:
-        found["B"] = found["C_mid"] = "B and C_mid are not determined: the rise is a jump between two points."
-    return found
+        unknown["B"] = unknown["C_mid"] = "B and C_mid are not determined: the rise is a jump between two points."
+    return unknown
 
 
 def readable(law):
@@ -308,22 +327,24 @@ def reach(law, R):
     C = law.span[1] * np.geomspace(1, SOUGHT, 201)
     there = law.curves(C) >= R
     first = np.where(there.any(0), C[there.argmax(0)], np.inf)
-    found = dict(zip(("C_low", "C", "C_high"), np.quantile(first, (0.05, 0.5, 0.95), method="inverted_cdf").tolist()))
-    return {"R": R, "P": float(there.any(0).mean())} | {k: x if np.isfinite(x) else None for k, x in found.items()}
+    at = dict(zip(("C_low", "C", "C_high"), np.quantile(first, (0.05, 0.5, 0.95), method="inverted_cdf").tolist()))
+    return {"R": R, "P": float(there.any(0).mean())} | {k: x if np.isfinite(x) else None for k, x in at.items()}
 
 
-def stop_rule(law, gain=GAIN, times=2):
+def stop_rule(law, times=2):
     """Is it worth going on from the last fitted compute C to `times` C?
 
-    P is the chance that the evaluations of the last fifth of the way to times C lie less than `gain` above those of the
+    P is the chance that the evaluations of the last fifth of the way to times C lie less than GAIN above those of the
     last fifth of the way to C, counted over the curves with their noise: what the user will see, not what holds of a
     curve without noise. Returns (P, verdict): "stop" if P >= STOP, "go on" if P <= GO_ON, else "cannot tell yet" and
-    when to look again.
+    when to look again. Before a first gain nothing is known of a take-off, so the verdict is "no gain yet", and P None.
     """
     last = law.span[1]
+    if not gains(law):
+        return None, "no gain yet"
     late = law.kept & (law.run.compute > 0.8 * last)
     then = law.curves((times - 0.1) * last) + law.draws.noise * law.draws.error / np.sqrt(late.sum())
-    P = float((then - law.run.reward[late].mean() < gain).mean())
+    P = float((then - law.run.reward[late].mean() < GAIN).mean())
     unclear = f"cannot tell yet; look again at C = {1.5 * last:.4g}"
     return P, "stop" if P >= STOP else "go on" if P <= GO_ON else unclear
 
@@ -345,22 +366,8 @@ def hindcast(law, last=1):
     value = law.median(C)
     low, high = law.band(C, mean_of=last)
     row = {"C": C, "forecast": value, "low": low, "high": high, "measured": measured, "error": value - measured}
-    found = {name: float(x) for name, x in row.items()}
-    return found | {"points": law.points, "inside": bool(low <= measured <= high)}
-
-
-def hindcasts(run, cuts=(10, 20, 30, 50, 70), last=5):
-    """How early can the end of a run be forecast? One `hindcast` from the first part of its compute for each of `cuts`.
-
-    cuts: per cent of the compute. Returns a list of `hindcast`'s dicts, each with "run" and "share" added. A cut is
-    left out if too few points lie before it, or if one of the evaluations to be forecast does.
-    """
-    rows = []
-    for cut in cuts:
-        law = fitted(run._replace(stop=f"{cut}%"))
-        if law and law.span[1] < run.compute[-last]:
-            rows.append({"run": run.name, "share": cut / 100} | hindcast(law, last))
-    return rows
+    numbers = {name: float(x) for name, x in row.items()}
+    return numbers | {"points": law.points, "inside": bool(low <= measured <= high)}
 
 
 # ---- Which is better? ----
@@ -369,22 +376,23 @@ def hindcasts(run, cuts=(10, 20, 30, 50, 70), last=5):
 def compare(laws, C=None):
     """A.5: which of two or more runs scales better, and can the data tell?
 
-    Compared is A, where each is a number. Runs within SAME_A of the highest A are refitted with A fixed to their mean
-    and compared by B. If some A is no number, the forecasts at C are compared (default: at twice the compute of the
-    shortest run). Returns the Forecasts, refitted where A was fixed, and a sentence about the best two.
+    Compared is the median of A, where each is a number. Runs within SAME_A of the highest A are refitted with A fixed
+    to their mean and compared by B. If some A is no number, the forecasts at C are compared (default: at twice the
+    compute of the shortest run). Returns the Forecasts, refitted where A was fixed, and a sentence about the best two.
     """
     C = C or 2 * min(law.span[1] for law in laws)
     what, rest = f"the forecast at C = {C:.4g}", []
     rows = [(law.median(C), *law.band(C), law) for law in laws]
     if not any("A" in known(law) for law in laws):
         what = "A"
-        rows = [(law.A, *law.bands["A"], law) for law in laws]
-        most = max(law.A for law in laws)
-        close = [law for law in laws if most - law.A <= SAME_A]
+        rows = [(law.medians["A"], *law.bands["A"], law) for law in laws]
+        most = max(rows, key=lambda row: row[0])[0]
+        close = [law for law in laws if most - law.medians["A"] <= SAME_A]
         if len(close) > 1:
-            A = np.mean([law.A for law in close])
+            A = np.mean([law.medians["A"] for law in close])
             what = f"B at the common A = {A:.3f}"
-            rows = [(law.B, *law.bands["B"], law) for law in (forecast_run(law.run, A=A) for law in close)]
+            fixed = [forecast_run(law.run, A=A) for law in close]
+            rows = [(law.medians["B"], *law.bands["B"], law) for law in fixed]
             rest = [law for law in laws if law not in close]
     rows.sort(key=lambda row: row[0], reverse=True)
     best, second = rows[:2]

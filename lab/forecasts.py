@@ -42,12 +42,12 @@ DATA = ROOT / "tests" / "data" / "forecasts"
 CUTS = (0.3, 0.5, 0.7)
 VARIANTS: dict = {
     "as it is": {"FLAT": forecast.FLAT},
-    "a narrower walk": {"WALK": 0.1},
+    "a narrower walk": {"WALK": 0.15},
     "any size of the walk": {"SPREAD": 3.0},
-    "steps ahead of full size": {"LATER": 1.0},
     "A as likely high as low": {"HIGH": 0},
+    "a high A more likely": {"HIGH": 5},
     "always a gain": {"FLAT": 0.001},
-    "no gain as likely as one": {"FLAT": 1.0},
+    "no gain half as likely as one": {"FLAT": 0.5},
     "wider levels": {"LEVELS": 1.0},
     "a steeper rise": {"LOG_B": (np.log(3), 0.65)},
 }
@@ -167,7 +167,7 @@ def scores(bands, measured):
 
 
 def stops(pairs):
-    """[(what the rule said, what was right)] for the cuts up to 50 %; pairs: [(Case, its fit)]."""
+    """[(what the rule said, what was right)] for the cuts up to 50 % behind a first gain; pairs: [(Case, its fit)]."""
     verdicts = []
     for case, law in pairs:
         C = case.run.compute

@@ -40,13 +40,13 @@ RISES = {"error", "gain"}  # and differences of them
 
 def in_units(run, row):
     """A row of pass rates and other numbers, its pass rates as rewards in the user's units."""
-    found = dict(row)
+    own = dict(row)
     for name, value in row.items():
         if value is not None and name in LEVELS:
-            found[name] = float(run.own(value))
+            own[name] = float(run.own(value))
         elif value is not None and name in RISES:
-            found[name] = float(run.own(value) - run.own(0))
-    return found
+            own[name] = float(run.own(value) - run.own(0))
+    return own
 
 
 def summary(law, half=None, until=None, reach=None):
@@ -60,7 +60,7 @@ def summary(law, half=None, until=None, reach=None):
     best = best_checkpoint(Path(run.source[0].rstrip()).parent) if fall and run.source else None
     if best:
         words = {name: f"{text} The best evaluation was that of {best}." for name, text in words.items()}
-    found = {
+    row = {
         "run": run.name,
         "unit": run.unit,
         **in_units(run, {name: getattr(law, name) for name in ("A", "B", "C_mid", "R_0")}),
@@ -71,18 +71,18 @@ def summary(law, half=None, until=None, reach=None):
         "bands": law.bands | {"A": tuple(run.own(law.bands["A"]).tolist())},
         "notes": run.notes,
         "forecast": in_units(run, {"C": C, "R": law.median(C), "low": low, "high": high}),
-        "readable": forecast.readable(law),
+        "readable": forecast.readable(law) if rises(law) else None,
         "close": forecast.CLOSE * (run.ends[1] - run.ends[0]),
         "known": words,
         "peak": fall and in_units(run, fall._asdict()),
         "first_half": half and in_units(run, forecast.hindcast(half)),
     }
     if "A" in words:
-        found["A"] = None  # no number where it is not determined
+        row["A"] = None  # no number where it is not determined
     if reach is not None:
         low, high = run.ends
-        found["reach"] = in_units(run, forecast.reach(law, (reach - low) / (high - low)))
-    return found
+        row["reach"] = in_units(run, forecast.reach(law, (reach - low) / (high - low)))
+    return row
 
 
 def R_0_from(law):
@@ -102,29 +102,30 @@ def table(rows):
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
 
 
-def lines_of(found):
+def lines_of(row):
     """A `summary` as lines for the screen."""
-    unit = figures.called(found["unit"])
-    rows = [("", "fit", "90 % low", "high")]
-    rows += [(name, found[name], *band) for name, band in found["bands"].items() if name not in found["known"]]
-    C, *ahead = found["forecast"].values()
-    rows.append((f"R at {C:.4g} {unit}", *ahead))
-    if half := found["first_half"]:
-        label = f"last R, from the first half (measured {half['measured']:.4g})"
-        rows.append((label, half["forecast"], half["low"], half["high"]))
+    unit = figures.called(row["unit"])
     head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {called}, R_0 = {R_0:.4g} ({R_0_from})"
-    lines = [head.format(**found, called=unit)]
-    if len(found["known"]) < 3:
-        lines.append("  The bands of A, B and C_mid hold if the run follows Eq. 1.")
-    lines.append("  R is the median of curves that may come true, which may also leave Eq. 1.")
-    lines += [*table(rows), *(f"  {text}" for text in dict.fromkeys(found["known"].values()))]
-    near = "The forecast is not within ±{close:.3g} even now."
-    if found["readable"] > 1:
-        near = "The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
-    lines.append("  " + near.format(**found))
-    if "reach" in found:
-        lines.append(f"  {reach_sentence(found['reach'], unit)}")
-    return lines + [f"  note: {note}" for note in found["notes"]]
+    lines = [head.format(**row, called=unit)]
+    numbers = [(name, row[name], *band) for name, band in row["bands"].items() if name not in row["known"]]
+    if numbers:
+        lines += table([("", "fit", "90 % band from", "to"), *numbers])
+    lines += [f"  {text}" for text in dict.fromkeys(row["known"].values())]
+    ahead = "  Forecast of R at {C:.4g} {unit}: {R:.3g} ({low:.3g} to {high:.3g})."
+    lines.append(ahead.format(**row["forecast"], unit=unit))
+    if half := row["first_half"]:
+        met = "  Final R, forecast at half of the compute: {forecast:.3g} ({low:.3g} to {high:.3g}); "
+        met += "measured: {measured:.3g}."
+        lines.append(met.format(**half))
+    lines.append("  A forecast is a median, with its 90 % band. Runs may deviate from Eq. 1.")
+    if row["readable"]:
+        near = "The forecast is not within ±{close:.3g} even now."
+        if row["readable"] > 1:
+            near = "The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
+        lines.append("  " + near.format(**row))
+    if "reach" in row:
+        lines.append(f"  {reach_sentence(row['reach'], unit)}")
+    return lines + [f"  note: {note}" for note in row["notes"]]
 
 
 def reach_sentence(row, unit):
@@ -152,16 +153,15 @@ def rises(law):
     return forecast.gains(law) and not forecast.peak(law)
 
 
-def stop_row(law, gain, until):
+def stop_row(law, until):
     """What `forecast.stop_rule` says of a fit, up to the compute `until` (default: twice the fitted one)."""
     C = law.span[1]
     until = until or 2 * C
     if until < 1.1 * C:
         raise fit.BadInput(f"got --until {until:g}, expected 1.1 times the fitted compute, {C:g}, or more: --stop-rule")
-    whole = law.run.ends[1] - law.run.ends[0]
-    share = forecast.GAIN if gain is None else gain / whole
-    P, verdict = forecast.stop_rule(law, share, until / C)
-    return {"run": law.run.name, "C": C, "until": until, "gain": share * whole, "P": P, "verdict": verdict}
+    P, verdict = forecast.stop_rule(law, until / C)
+    row = {"run": law.run.name, "C": C, "until": until, "gain": forecast.GAIN, "P": P, "verdict": verdict}
+    return in_units(law.run, row)
 
 
 def _panels(laws, halves, until):
@@ -174,21 +174,20 @@ def _panels(laws, halves, until):
         curves += figures.asymptote(laws[0], end)
     early = []
     if all(law.span[1] == law.run.compute[-1] for law in laws):
-        early = [figures.scaling(half, most, 1) for half in halves if half]
+        early = [figures.scaling(half, most) for half in halves if half]
     rate = figures.RATE if all(law.run.ends == (0, 1) for law in laws) else "reward R"
     axis = f"compute C ({figures.called(laws[0].run.unit)})"
     return [
         (f"All points, and the forecast\n{figures.BAND}", axis, rate, curves),
-        ("Forecast from the first half, and the end it met\n90 % band of one evaluation", axis, rate, early),
+        (f"Forecast from the first half, and the end it met\n{figures.BAND}", axis, rate, early),
     ]
 
 
-def analyse(laws, flags=(), until=None, path=None, gain=None, reach=None):
+def analyse(laws, flags=(), until=None, path=None, reach=None):
     """Sum up the fits, do what the flags ask for, and draw the fits to `path` if given.
 
-    flags  any of compare, forecast_error, stop_rule
+    flags  any of compare, stop_rule
     until  compute to forecast and to compare at, and up to which stop_rule asks (default: twice the run's)
-    gain   of `forecast.stop_rule`, in the user's units
     reach  a reward, in the user's units: how much compute until there?
     Returns a dict for JSON and lines for the screen.
     """
@@ -197,21 +196,16 @@ def analyse(laws, flags=(), until=None, path=None, gain=None, reach=None):
         laws, sentence = forecast.compare(laws, until)
         sentences.append(sentence)
     halves = [first_half(law) for law in laws]
-    found: dict = {"runs": [summary(law, half, until, reach) for law, half in zip(laws, halves)]}
-    tables = {}
-    if "forecast_error" in flags:
-        rows = [in_units(law.run, row) for law in laws for row in forecast.hindcasts(law.run)]
-        tables["forecasts of the mean of the last 5"] = found["forecast_error"] = rows
+    rows = [summary(law, half, until, reach) for law, half in zip(laws, halves)]
+    told: dict = {"runs": rows, "sentences": sentences + diverging(laws)}
+    lines = [line for row in rows for line in lines_of(row)] + told["sentences"]
     if "stop_rule" in flags:
-        rows = [stop_row(law, gain, until) for law in laws]
-        tables["stop? P: probability that the curve rises by less than the gain from C on"] = found["stop_rule"] = rows
-    found["sentences"] = sentences + diverging(laws)
-    lines = [line for row in found["runs"] for line in lines_of(row)] + found["sentences"]
-    for title, rows in tables.items():
-        lines += [title, *table([*rows[:1], *map(dict.values, rows)])]
+        told["stop_rule"] = stops = [stop_row(law, until) for law in laws]
+        lines.append("stop? P: probability that the evaluations rise by less than the gain from C on")
+        lines += table([stops[0], *map(dict.values, stops)])
     if path:
-        figures.save(path, ", ".join(law.run.name for law in laws), _panels(laws, halves, until))
-    return found, lines
+        figures.save(path, ", ".join(law.run.name for law in laws), _panels(laws, halves, until), alike=True)
+    return told, lines
 
 
 def report(log_path, figure_path):
@@ -221,10 +215,10 @@ def report(log_path, figure_path):
     fitted, returns (None, [a line that says why]) and draws nothing.
     """
     try:
-        found, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path), path=figure_path)
+        told, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path), path=figure_path)
     except fit.BadInput as error:
         return None, [f"no fit: {error}"]
-    return found["runs"][0] | {"tasks": found["runs"][1:]}, lines
+    return told["runs"][0] | {"tasks": told["runs"][1:]}, lines
 
 
 def paper_tables():
@@ -244,8 +238,6 @@ def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
     if args.paper and vars(args) != defaults | {"paper": True, "o": args.o}:
         raise fit.BadInput("got --paper beside others than -o, expected it alone: it reads no RUN")
-    if args.gain is not None and not args.stop_rule:
-        raise fit.BadInput("got --gain, which has no effect here, expected --stop-rule with it")
     path = args.o and os.path.expanduser(args.o)
     if args.paper:
         folder = Path(path or "figures")
@@ -255,10 +247,10 @@ def command(args, defaults):
     shortest = min(law.run.compute[-1] for law in laws)  # all are read at one compute
     until = _until(args.until, shortest) if args.until else None
     flags = [name for name, value in vars(args).items() if value is True]
-    found, lines = analyse(laws, flags, until, path, args.gain, args.reach)
+    told, lines = analyse(laws, flags, until, path, args.reach)
     if path:
         lines.append(f"written to {path}")
-    return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
+    return [json.dumps(told, indent=1, allow_nan=False)] if args.json else lines
 
 
 def _until(text, last):
@@ -318,9 +310,7 @@ def flags():
     add("--until", metavar="C", help="forecast and compare at this compute, or at 4x the shortest run's")
     add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
     add("--stop-rule", action="store_true", help="is it worth going on to twice the compute, or to --until?")
-    add("--gain", type=float, help="of --stop-rule: least rise worth going on for (default: 0.02 of the scale)")
     add("--reach", type=float, metavar="R", help="how much compute until this reward?")
-    add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute")
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")

@@ -40,10 +40,11 @@ def called(unit):
 
 
 def draw(ax, title, xlabel, ylabel, curves):
-    """Draw a panel, its legend below it. Points beyond the solid part of a curve are hollow: its fit left them out."""
+    """Draw a panel, its legend below it. Of the points that the fit left out those before it are hollow, and those that
+    came later are crosses."""
     from matplotlib import ticker  # here, as most calls of fit.py draw nothing
 
-    hollow = False
+    hollow = met = dashed = False
     looks = zip(COLOURS * len(curves), MARKERS * len(curves))
     for place, ((label, law, (start, fitted_to, end), points, band), (colour, marker)) in enumerate(zip(curves, looks)):
         for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
@@ -55,12 +56,17 @@ def draw(ax, title, xlabel, ylabel, curves):
         x, y = np.array(points)
         if len(x) >= 2 * PARTS and np.std(np.diff(y)) / np.sqrt(2) > np.ptp(law(x[(x >= start) & (x <= fitted_to)])):
             ax.plot(x, running_mean(y), color=colour, lw=2.5, alpha=0.5)  # the points are noisier than the rise
-        fitted = (x >= start) & (x <= fitted_to)
-        hollow |= not fitted.all()
-        ax.scatter(x, y, 12, np.where(fitted, colour, "none"), marker=marker, edgecolors=colour, lw=0.7, zorder=3)
+        fitted, ahead = (x >= start) & (x <= fitted_to), x > fitted_to
+        before = ~fitted & ~ahead
+        ax.scatter(x[fitted], y[fitted], 12, colour, marker=marker, zorder=3)
+        ax.scatter(x[before], y[before], 12, "none", marker=marker, edgecolors=colour, lw=0.7, zorder=3)
+        ax.scatter(x[ahead], y[ahead], 16, colour, marker="x", lw=0.9, zorder=3)
         ax.plot([], [], "-", marker=marker if len(x) else "", color=colour, ms=4, label=label)
-    if hollow:
-        ax.plot([], [], "o", color="black", mfc="none", ms=4, mew=0.7, label="hollow: not fitted")
+        hollow, met, dashed = hollow or before.any(), met or ahead.any(), dashed or end > fitted_to
+    keys = ((dashed, "--", "dashed: forecast"), (hollow, "o", "hollow: not fitted"), (met, "x", "crosses: met later"))
+    for there, style, label in keys:
+        if there:
+            ax.plot([], [], style, color="black", mfc="none", ms=4, mew=0.7, label=label)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=10)
     low, high = ax.get_xlim()
@@ -73,8 +79,10 @@ def draw(ax, title, xlabel, ylabel, curves):
     ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
 
 
-def save(path, title, panels):
-    """Write a figure: the panels that have curves, on logarithmic x axes, at most three in a row."""
+def save(path, title, panels, alike=False):
+    """Write a figure: the panels that have curves, on logarithmic x axes, at most three in a row.
+
+    alike: they get one y axis, so that they can be compared by eye"""
     from matplotlib.figure import Figure
 
     panels = [panel for panel in panels if panel[-1]]
@@ -85,42 +93,45 @@ def save(path, title, panels):
     figure = Figure(figsize=(5.6 * columns, height * rows), layout="constrained")
     figure.suptitle(title)
     for place, panel in enumerate(panels, 1):
-        draw(figure.add_subplot(rows, columns, place, xscale="log"), *panel)
+        shared = figure.axes[0] if alike and figure.axes else None
+        draw(figure.add_subplot(rows, columns, place, xscale="log", sharey=shared), *panel)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
-def scaling(law, end, mean_of=np.inf):
-    """A Forecast as a Curve up to `end`: Eq. 1 over the fitted points (where they do not rise the median of its curves,
-    where they fall nothing), and from the last one on the median and the 90 % band of `mean_of` evaluations (inf: of
-    the curve).
-    """
+def scaling(law, end):
+    """A Forecast as a Curve up to `end`: the fit, led to the median of the forecast at the last fitted point as the
+    walk's mean is, straight in log C; from there on the median and its 90 % band. Where the points do not rise the
+    median alone, where they fall nothing before the last point."""
     own = law.run.own
     C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
     label = f"{law.run.name}: A = {own(law.A):.3f}, B = {law.B:.2f}"
     first, last = law.span
-    within = law.predict if forecast.gains(law) else law.median
     hidden = last if forecast.peak(law) else 0.0
     if undetermined := forecast.known(law).get("A"):
         label = f"{law.run.name}: {undetermined.partition(':')[0]}"
 
+    off = law.median(last) - law.predict(last)
+
     def value(C):
-        return own(np.where(C < hidden, np.nan, np.where(C < last, within(C), law.median(C))))
+        line = law.median(C)
+        if forecast.gains(law):
+            line = np.where(C < last, law.predict(C) + off * np.log(C / first) / np.log(last / first), line)
+        return own(np.where(C < hidden, np.nan, line))
 
     def band(C):
-        return tuple(own(np.where(C < last, np.nan, law.band(C, mean_of))))
+        return tuple(own(np.where(C < last, np.nan, law.band(C))))
 
     return Curve(label, value, (first, last, end), (C, own(R)), band)
 
 
 def asymptote(law, end):
-    """[A of a Forecast as a Curve from the last point to `end`, with its band], or [] if the points do not tell A."""
+    """[A of a Forecast as a Curve from the last point to `end`], or [] if the points do not tell A."""
     if "A" in forecast.known(law) or end <= law.span[1]:
         return []
     A, low, high = law.run.own([law.A, *law.bands["A"]])
-    label = f"A and its 90 % band, {low:.3f} to {high:.3f}"
     last = law.span[1]
-    return [Curve(label, lambda C: A + 0 * C, (last, last, end), band=lambda C: (low + 0 * C, high + 0 * C))]
+    return [Curve(f"A, 90 % band {low:.3f} to {high:.3f}", lambda C: A + 0 * C, (last, last, end))]
 
 
 def power_law(law, end):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, by this process and by those that tests start
@@ -65,6 +66,25 @@ def of_tokens(logits, ids):
 def jsonl(rows):
     """The text of a file with a line for each row."""
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+TRUTH = {"A": 0.8, "B": 1.7, "C_mid": 30.0, "R_0": 0.2}
+
+
+def clean(noise=0.0, points=30, top=150.0, seed=0, **changes):
+    """Compute (points + 1,) from 0 to `top`, pass rates of TRUTH with normal noise on all but both ends."""
+    import fit
+
+    C = np.linspace(0, top, points + 1)
+    R = fit.sigmoid(C, **(TRUTH | changes))
+    return C, R + noise * np.random.default_rng(seed).normal(size=len(C)) * (C > 0) * (C < top)
+
+
+def run_of(name="run", **options):
+    """A fit.Run made by `clean`."""
+    import fit
+
+    return fit.Run(*clean(**options), name=name)
 
 
 def launched(monkeypatch, **variables):

@@ -2,26 +2,12 @@
 
 import numpy as np
 import pytest
+from conftest import TRUTH, clean
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fit
 from plumbing import figures
-
-TRUTH = {"A": 0.8, "B": 1.7, "C_mid": 30.0, "R_0": 0.2}
-
-
-def clean(noise=0.0, points=30, top=150.0, seed=0, **changes):
-    """Compute (points + 1,) from 0 to `top`, pass rates of TRUTH with normal noise on all but both ends."""
-    C = np.linspace(0, top, points + 1)
-    R = fit.sigmoid(C, **(TRUTH | changes))
-    return C, R + noise * np.random.default_rng(seed).normal(size=len(C)) * (C > 0) * (C < top)
-
-
-def run_of(name="run", **options):
-    """A Run made by `clean`."""
-    return fit.Run(*clean(**options), name=name)
-
 
 # ---- Eq. 1 and what follows from it ----
 

@@ -27,14 +27,14 @@ def power_law():
 
 
 def half():
-    """Eq. 1, fitted to the first half of the compute of results/main_seed4.jsonl (fit.py --forecast-error: share 0.5).
+    """Eq. 1, fitted to the first half of the compute of results/main_seed4.jsonl.
 
-    Returns the forecast of the mean of the last five evaluations, the measured mean, and forecast - measured.
+    Returns the forecast of the last evaluation, the measured one, and forecast - measured.
     """
-    from forecast import hindcasts
+    from forecast import fitted, hindcast
     from plumbing.foreign_logs import read_run
 
-    [row] = hindcasts(read_run("results/main_seed4.jsonl"), cuts=(50,))
+    row = hindcast(fitted(read_run("results/main_seed4.jsonl")._replace(start="10%", stop="50%")))
     return row["forecast"], row["measured"], row["error"]
 
 

@@ -111,8 +111,9 @@ def lines_of(row):
     if numbers:
         lines += table([("", "fit", "90 % band from", "to"), *numbers])
     lines += [f"  {text}" for text in dict.fromkeys(row["known"].values())]
-    ahead = "  Forecast of R at {C:.4g} {unit}: {R:.3g} ({low:.3g} to {high:.3g})."
-    lines.append(ahead.format(**row["forecast"], unit=unit))
+    if not row["peak"]:
+        ahead = "  Forecast of R at {C:.4g} {unit}: {R:.3g} ({low:.3g} to {high:.3g})."
+        lines.append(ahead.format(**row["forecast"], unit=unit))
     if half := row["first_half"]:
         met = "  Final R, forecast at half of the compute: {forecast:.3g} ({low:.3g} to {high:.3g}); "
         met += "measured: {measured:.3g}."

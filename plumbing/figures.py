@@ -102,14 +102,16 @@ def save(path, title, panels, alike=False):
 def scaling(law, end):
     """A Forecast as a Curve up to `end`: the fit, led to the median of the forecast at the last fitted point as the
     walk's mean is, straight in log C; from there on the median and its 90 % band. Where the points do not rise the
-    median alone, where they fall nothing before the last point."""
+    median alone, where they fall the points alone."""
     own = law.run.own
     C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
     label = f"{law.run.name}: A = {own(law.A):.3f}, B = {law.B:.2f}"
     first, last = law.span
-    hidden = last if forecast.peak(law) else 0.0
     if undetermined := forecast.known(law).get("A"):
         label = f"{law.run.name}: {undetermined.partition(':')[0]}"
+    points = C, own(R)
+    if forecast.peak(law):
+        return Curve(label, lambda C: np.full(np.shape(C), np.nan), (first, last, last), points)
 
     off = law.median(last) - law.predict(last)
 
@@ -117,12 +119,12 @@ def scaling(law, end):
         line = law.median(C)
         if forecast.gains(law):
             line = np.where(C < last, law.predict(C) + off * np.log(C / first) / np.log(last / first), line)
-        return own(np.where(C < hidden, np.nan, line))
+        return own(line)
 
     def band(C):
         return tuple(own(np.where(C < last, np.nan, law.band(C))))
 
-    return Curve(label, value, (first, last, end), (C, own(R)), band)
+    return Curve(label, value, (first, last, end), points, band)
 
 
 def asymptote(law, end):

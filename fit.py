@@ -80,6 +80,11 @@ class Run(
         low, high = self.ends
         return low + np.asarray(R) * (high - low)
 
+    def rate(self, R):
+        """Rewards R in the user's units, any shape, as pass rates."""
+        low, high = self.ends
+        return (np.asarray(R) - low) / (high - low)
+
 
 @dataclass(frozen=True, eq=False)
 class Fit:

@@ -177,15 +177,13 @@ def posterior(law, A=None):
     drawn = random.choice(len(chance), DRAWS, p=chance / chance.sum())
     part, p, k = np.unravel_index(drawn, cells.weight.shape)
     mean, variance = cells.mean[p, k], cells.variance[p, k]
+    B, C_mid = np.exp(cells.shapes[k]).T
     share = (part + random.uniform(size=DRAWS)) / PARTS
     gain, _ = truncated(mean[:, 1], np.sqrt(variance[:, 1, 1]), 1, share)
+    gain = np.where(np.isfinite(C_mid), gain, 0)
     middle, deviation = R_0_given(gain, mean, variance)
     R_0, _ = truncated(middle, deviation, 1 - gain, random.uniform(size=DRAWS))
-    flat = ~np.isfinite(cells.shapes[k, 1])
-    level = mean[:, 0] + np.sqrt(variance[:, 0, 0]) * random.normal(size=DRAWS)
-    R_0 = np.where(flat, np.clip(level, 0, 1), R_0)
-    A = R_0 + np.where(flat, 0, gain)
-    B, C_mid = np.exp(cells.shapes[k]).T
+    A = R_0 + gain
     shared = cells.sizes[:, :1] ** 2 * data.walked  # covariance of the walk at the last point with that at each
     pull = (cells.inverse @ shared[..., None])[..., 0]
     deviation = np.sqrt(np.maximum(shared.max(1) - (pull * shared).sum(1), 0))
@@ -366,8 +364,8 @@ def hindcast(law, last=1):
     value = law.median(C)
     low, high = law.band(C, mean_of=last)
     row = {"C": C, "forecast": value, "low": low, "high": high, "measured": measured, "error": value - measured}
-    numbers = {name: float(x) for name, x in row.items()}
-    return numbers | {"points": law.points, "inside": bool(low <= measured <= high)}
+    row |= {"points": law.points, "inside": low <= measured <= high}
+    return {name: np.asarray(x).item() for name, x in row.items()}
 
 
 # ---- Which is better? ----

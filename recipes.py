@@ -36,11 +36,12 @@ RECIPES["magistral"] = RECIPES["qwen2.5"] | dict(off_policy="pipeline")
 # A.10
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 PRESETS: dict = {
-    # Deviation: a 0.5M-parameter policy on two cores; the sizes were chosen by measurement.
+    # Deviation: a 0.5M-parameter policy on two cores; the sizes were chosen by measurement. Of the same completions
+    # 32 evaluations make a narrower forecast than 16 (results/forecasts.md).
     "base": dict(
         lr=2e-4, warmup=8, steps=120, prompts=32, generations=16, max_new_tokens=112, max_prompt_tokens=40, slots=256,
         length_control="interrupt", interrupt_at=(96, 104), interrupt_phrase="</think>", length_max=112,
-        length_cache=16, eval_every=8, eval_prompts=256, eval_generations=4, token_budget=2048,
+        length_cache=16, eval_every=4, eval_prompts=128, eval_generations=4, token_budget=2048,
         activation_checkpointing=False, k=2),
     "paper": dict(  # Sec. 2, A.3, A.10; steps: those of the 8B run in Fig. 1
         lr=5e-7, warmup=100, steps=7400, generations=16, max_new_tokens=14336, max_prompt_tokens=2048, slots=256,
@@ -50,5 +51,5 @@ PRESETS: dict = {
 # Deviation: a policy of 41,000 parameters, with which a run takes seconds.
 PRESETS["tiny"] = PRESETS["base"] | dict(
     lr=3e-4, steps=320, prompts=16, generations=8, max_new_tokens=7, max_prompt_tokens=8, interrupt_at=(3, 4),
-    token_budget=4096, eval_every=16, eval_prompts=128, k=1)
+    token_budget=4096, eval_every=16, k=1)
 # fmt: on

@@ -80,8 +80,7 @@ def summary(law, half=None, until=None, reach=None):
     if "A" in words:
         row["A"] = None  # no number where it is not determined
     if reach is not None:
-        low, high = run.ends
-        row["reach"] = in_units(run, forecast.reach(law, (reach - low) / (high - low)))
+        row["reach"] = in_units(run, forecast.reach(law, run.rate(reach)))
     return row
 
 
@@ -270,8 +269,7 @@ def fits(args):
         for reward in args.reward or [None]:
             taken = (args.scale, args.cumulative, args.completions, args.where, args.decimal)
             for run in read_runs(path, args.compute, reward, *taken):
-                low, high = run.ends
-                r0 = None if args.r0 is None else (args.r0 - low) / (high - low)
+                r0 = None if args.r0 is None else run.rate(args.r0)
                 name = f"{run.name} {run.source[1]}" if len(args.reward or ()) > 1 else run.name
                 runs.append(run._replace(start=args.fit_from, stop=args.fit_to, r0=r0, name=name))
     least = 1 + args.compare

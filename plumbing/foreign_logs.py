@@ -233,12 +233,6 @@ def check_one_series(rows):
             raise fit.BadInput(f"{got}; keep one: --where {name}=VALUE, or name each value that belongs to the run")
 
 
-def scaled(R, scale):
-    """Rewards (n,) mapped to [0, 1]; scale: see `ends`."""
-    low, high = ends(scale)
-    return (R - low) / (high - low)
-
-
 def ends(scale):
     """The rewards that become 0 and 1, of "percent", "pm1" (-1 to 1), "LO:HI", or None for pass rates.
 
@@ -357,7 +351,8 @@ def one_run(rows, notes, name, compute, reward, scale, cumulative, completions):
         count = count and count / len(tasks)
     notes.append(f"reward: {reward}, {f'by --scale {scale}' if scale else 'taken as a pass rate'}; compute: {compute}")
     given = {"tasks": tasks, "notes": tuple(notes), "completions": count, "ends": ends(scale)}
-    return fit.Run(C[kept], scaled(R[kept], scale), name=name, unit=compute, **given)
+    run = fit.Run(C[kept], R[kept], name=name, unit=compute, **given)
+    return run._replace(reward=run.rate(run.reward))
 
 
 def evaluations(rows):

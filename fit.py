@@ -318,5 +318,8 @@ def fit_power_law(compute, reward, start=None, stop=None):
 
 if __name__ == "__main__":  # the command line imports this file, never the other way round
     import runpy
+    import sys
+    from pathlib import Path
 
+    sys.path.insert(0, str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
     runpy.run_module("plumbing.curves", run_name="__main__")

@@ -15,6 +15,9 @@ Deviation: none known beyond those of the modules.
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
 
 from plumbing.settings import read_settings
 

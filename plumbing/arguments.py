@@ -4,11 +4,27 @@ Test: pytest tests/test_settings.py
 """
 
 import argparse
+import os
+import sys
+from contextlib import suppress
 from difflib import get_close_matches
+
+
+def steady_streams():
+    """Let no text end a program: a screen that has not all characters shows escapes, a closed one nothing."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        with suppress(AttributeError):  # a notebook's stream
+            getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors name the flag that a misspelt one comes close to."""
+
+    def __init__(self, **options):
+        steady_streams()
+        super().__init__(**options)
 
     def error(self, message):
         if message.startswith("unrecognized arguments: "):

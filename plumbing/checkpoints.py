@@ -12,6 +12,7 @@ Deviation: none known; the paper does not describe its checkpoints.
 Run by train.py. Test: pytest tests/test_checkpoints.py tests/test_run_folder.py tests/test_faults.py
 """
 
+import errno
 import itertools
 import json
 import os
@@ -41,6 +42,7 @@ from plumbing.log import finished_checkpoints, step_of
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
+FULL = 1 << 20  # bytes: a disk with less room is full
 LATEST = 1800.0  # seconds of wall clock between two checkpoints at most, unless --checkpoint-every is given
 FILES = "model.safetensors model.safetensors.index.json pytorch_model.bin pytorch_model.bin.index.json".split()
 ADAPTERS = "adapter_config.json adapter_model.safetensors adapter_model.bin".split()
@@ -373,6 +375,8 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
         if type(error) is not Exception and not isinstance(error, (OSError, SafetensorError, dcp.CheckpointException)):
             raise
         cause = first_cause(error)
+        if shutil.disk_usage(out).free < FULL and "No space" not in str(cause):  # some writers do not say it
+            cause = OSError(errno.ENOSPC, f"No space left on the disk ({cause})")
         message = f"no checkpoint of step {counters['version']} could be written to {out}: {cause}"
         number = getattr(cause, "errno", None)
         raise (OSError(number, message) if number else OSError(message)) from error

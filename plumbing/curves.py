@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import suppress
+from functools import lru_cache
 from itertools import permutations
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def with_tasks(run, path):
     return laws
 
 
+@lru_cache(64)
 def first_half(law):
     """The Forecast from the first half of the fitted part of a run, without what lies behind it; None if that has too
     few points."""
@@ -164,7 +166,12 @@ def stop_row(law, until):
     return in_units(law.run, row)
 
 
-def _panels(laws, halves, until):
+def draw(laws, path, until=None):
+    """Draw the fits to `path`, up to the compute `until`."""
+    figures.save(path, ", ".join(law.run.name for law in laws), _panels(laws, until), alike=True)
+
+
+def _panels(laws, until):
     """The panels of the figure: all points with the forecasts ahead, for one run A too; beside it, for runs that are
     fitted to their ends, the forecasts from the first halves and the ends they met."""
     most = max(law.run.compute[-1] for law in laws)
@@ -174,7 +181,7 @@ def _panels(laws, halves, until):
         curves += figures.asymptote(laws[0], end)
     early = []
     if all(law.span[1] == law.run.compute[-1] for law in laws):
-        early = [figures.scaling(half, most) for half in halves if half]
+        early = [figures.scaling(half, most) for half in map(first_half, laws) if half]
     rate = figures.RATE if all(law.run.ends == (0, 1) for law in laws) else "reward R"
     axis = f"compute C ({figures.called(laws[0].run.unit)})"
     return [
@@ -183,41 +190,42 @@ def _panels(laws, halves, until):
     ]
 
 
-def analyse(laws, flags=(), until=None, path=None, reach=None):
-    """Sum up the fits, do what the flags ask for, and draw the fits to `path` if given.
+def analyse(laws, flags=(), until=None, reach=None):
+    """Sum up the fits, and do what the flags ask for.
 
     flags  any of compare, stop_rule
     until  compute to forecast and to compare at, and up to which stop_rule asks (default: twice the run's)
     reach  a reward, in the user's units: how much compute until there?
-    Returns a dict for JSON and lines for the screen.
+    Returns the fits, which --compare sorts, a dict for JSON, and lines for the screen.
     """
     sentences = []
     if "compare" in flags:
         laws, sentence = forecast.compare(laws, until)
         sentences.append(sentence)
-    halves = [first_half(law) for law in laws]
-    rows = [summary(law, half, until, reach) for law, half in zip(laws, halves)]
+    rows = [summary(law, first_half(law), until, reach) for law in laws]
     told: dict = {"runs": rows, "sentences": sentences + diverging(laws)}
     lines = [line for row in rows for line in lines_of(row)] + told["sentences"]
     if "stop_rule" in flags:
         told["stop_rule"] = stops = [stop_row(law, until) for law in laws]
         lines.append("stop? P: probability that the evaluations rise by less than the gain from C on")
         lines += table([stops[0], *map(dict.values, stops)])
-    if path:
-        figures.save(path, ", ".join(law.run.name for law in laws), _panels(laws, halves, until), alike=True)
-    return told, lines
+    return laws, told, lines
 
 
 def report(log_path, figure_path):
     """Fit the log of a run and each of its tasks, from 10 % of the compute on, and draw the fits to figure_path.
 
     Returns (`summary` of the run, with those of several tasks under "tasks"; the lines to print). If nothing can be
-    fitted, returns (None, [a line that says why]) and draws nothing.
+    fitted, returns (None, [a line that says why]) and draws nothing. A figure that cannot be drawn is a line.
     """
     try:
-        told, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path), path=figure_path)
+        laws, told, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path))
     except fit.BadInput as error:
         return None, [f"no fit: {error}"]
+    try:
+        draw(laws, figure_path)
+    except Exception as error:
+        lines.append(f"WARNING: {figure_path.name} was not drawn: {error}")
     return told["runs"][0] | {"tasks": told["runs"][1:]}, lines
 
 
@@ -247,8 +255,9 @@ def command(args, defaults):
     shortest = min(law.run.compute[-1] for law in laws)  # all are read at one compute
     until = _until(args.until, shortest) if args.until else None
     flags = [name for name, value in vars(args).items() if value is True]
-    told, lines = analyse(laws, flags, until, path, args.reach)
+    laws, told, lines = analyse(laws, flags, until, args.reach)
     if path:
+        draw(laws, path, until)
         lines.append(f"written to {path}")
     return [json.dumps(told, indent=1, allow_nan=False)] if args.json else lines
 

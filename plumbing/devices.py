@@ -71,7 +71,7 @@ def threads():
     """
     with suppress(OSError):
         if b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes():
-            return int(os.environ["OMP_NUM_THREADS"])
+            return torch.get_num_threads()  # OpenMP's own reading, of 4,2 or auto too
     return max(1, cores() // torchrun("LOCAL_WORLD_SIZE"))
 
 

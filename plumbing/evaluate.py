@@ -6,7 +6,7 @@ Test: pytest tests/test_train.py
 import copy
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -212,10 +212,17 @@ def answered(prompt, completion, value):
 
 
 def draw(out):
-    """Draw run.png, if there is a step, and scaling.png, if a fit is possible; returns what `curves.report` does."""
+    """Draw run.png, if there is a step, and scaling.png, if a fit is possible; returns what `curves.report` does.
+
+    No run ends for a figure: what else fails becomes a line."""
     from fit import BadInput  # here, since these load scipy and matplotlib
     from plumbing import curves, figures
 
-    with suppress(BadInput):
+    values, lines = curves.report(out / "log.jsonl", out / "scaling.png")
+    try:
         figures.page(out / "log.jsonl", out / "run.png")
-    return curves.report(out / "log.jsonl", out / "scaling.png")
+    except BadInput:
+        pass
+    except Exception as error:
+        lines.append(f"WARNING: run.png was not drawn: {error}")
+    return values, lines

@@ -3,6 +3,7 @@
 `page` draws the columns of a run's log against its optimizer steps.
 """
 
+import os
 from collections import defaultdict, namedtuple
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 import fit
 import forecast
 from plumbing.log import read_rows
+
+os.environ["MPLBACKEND"] = "agg"  # figures are files; a notebook's backend may not even be there
 
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
 TABLE_1 = {  # A, B, C_mid (GPU-hours)

@@ -585,7 +585,7 @@ def check_start(args, given):
     if args.plan and args.virtual:
         raise ValueError("--plan with --virtual: a plan is of a run on GPUs; leave one of them out")
     if args.virtual and torchrun("WORLD_SIZE") > 1:
-        raise ValueError("--virtual runs in a single process: start it with python, or torchrun with one process")
+        raise ValueError("--virtual runs in a single process: start it with python train.py, not with torchrun")
     if args.virtual and args.generator != "torch":
         raise ValueError(f"--virtual with --generator {args.generator}: only torch's decode steps are timed one by one")
     if args.virtual and args.checkpoint:

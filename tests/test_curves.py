@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 import fit
 import forecast
 from plumbing import curves, figures, foreign_logs
+from plumbing.evaluate import draw
 
 # ---- Files and the command line ----
 
@@ -137,11 +138,11 @@ def test_nothing_is_drawn_that_the_text_does_not_claim(rewards, label, A):
 
 def test_what_is_drawn_is_what_was_measured_and_forecast_and_its_band_begins_at_the_last_fitted_point():
     run = run_of(noise=0.005)
-    whole, half = forecast.forecast_run(run), forecast.forecast_run(run._replace(start="20%", stop="60%"))
-    (*_, (ahead, *_)), (*_, (early,)) = curves._panels([whole], [half], None)
+    whole, part = forecast.forecast_run(run), forecast.forecast_run(run._replace(start="20%", stop="60%"))
+    ahead, early = figures.scaling(whole, 300.0), figures.scaling(part, 150.0)
     assert ahead.span == (5, 150, 300) and ahead.law(200.0) == whole.median(200.0)
-    assert early.span == (20, 90, 150) and early.law(20.0) == half.predict(20.0)
-    assert early.band(90.0) == half.band(90.0) and np.isnan(early.band(89.9)).all()
+    assert early.span == (20, 90, 150) and early.law(20.0) == part.predict(20.0)
+    assert early.band(90.0) == part.band(90.0) and np.isnan(early.band(89.9)).all()
     ax = Figure().add_subplot(xscale="log")
     figures.draw(ax, "title", "compute C (hours)", "R", [early])
     fitted, hollow, met = (dots.get_offsets()[:, 0] for dots in ax.collections[-3:])
@@ -236,3 +237,14 @@ def test_paper_figures(tmp_path, monkeypatch):
     assert bs2048.law(10909) == pytest.approx((0.39 + 0.645) / 2) and scout.law(4242) == 0.5
     efficient, better = drawn["paper_fig3"][-1][-1]  # A.8: the curves cross after 10,000 GPU-hours
     assert efficient.law(1e4) > better.law(1e4) and efficient.law(1e5) < better.law(1e5)
+
+
+def test_no_run_ends_for_a_figure_that_cannot_be_drawn(tmp_path, monkeypatch):
+    write_log(tmp_path / "log.jsonl", points=24)
+    for name in ("save", "page"):
+        monkeypatch.setattr(figures, name, lambda *_, **__: 1 / 0)
+    values, lines = draw(tmp_path)
+    assert (
+        values["points"] == 22
+        and [f"WARNING: {x}.png was not drawn: division by zero" for x in ("scaling", "run")] == lines[-2:]
+    )

@@ -22,8 +22,8 @@ Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate
          (a repository or a paper) of the variant that is best on all others.
 --synthetic draws runs of Eq. 1 and prints how often the band of A holds the truth, and how often A is a number.
 
-Run:  python -m lab.forecasts      (three minutes on one core)
-      python -m lab.forecasts --choose | --synthetic    (one to ten minutes each)
+Run:  python -m lab.forecasts      (four minutes on one core)
+      python -m lab.forecasts --choose | --synthetic    (seven to twenty minutes each)
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Sec. 2 to 4, the ScaleRL loop: generators stream rollouts, trainers take gradient steps, a scaling law is fitted.
 
     torchrun train.py --loss cispo                                  the embedded task, on a laptop CPU
-    torchrun --nproc-per-node 8 train.py --loss cispo --model DIR --data FILE.jsonl        your model and data
+    torchrun --nproc-per-node 8 train.py --model DIR --data FILE.jsonl        your model and data
     python train.py --evaluate CHECKPOINT --data FILE.jsonl --generations 16        mean@k and pass@k of a policy
     python train.py --plan 16xH100 --model DIR      no run: an estimate of memory, seconds and device-hours
-    python train.py --virtual exact --loss cispo                    one process in virtual time, which can be repeated
+    python train.py --virtual exact                    one process in virtual time, which can be repeated
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT train.py …   more nodes
 
 Ranks 0 … T-1 are trainers (FSDP2 among themselves), the rest generators. Started as one process, train.py relaunches

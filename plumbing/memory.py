@@ -13,13 +13,17 @@ A slot is `generator_bytes`, a trainer `trainer_bytes`. Slots are computed for T
 positions of all slots at once. vLLM takes what memory is free and lets completions wait when that is full. With --plan
 the memory is that of the GPUs which it names.
 
-Deviation: with fewer generators than the paper's 64, a validation has fewer prompts (validation_prompts).
+A run says from measured seconds when it will end (Projection).
 
 Run by build.py. Test: pytest tests/test_plan.py
 """
 
 import copy
+import math
+import statistics
+import time
 from bisect import bisect_right
+from collections import deque
 from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -37,14 +41,11 @@ from plumbing.checkpoints import LATEST
 from plumbing.devices import fleet_here, free_bytes, gpu_bytes, gpus, sharing, torchrun, world_size
 from plumbing.store import MAX_BYTES
 from plumbing.virtual import Costs
-from recipes import PRESETS
 from rollout import PREFILL_AHEAD, PREFILL_TOKENS
 
 USABLE = 0.9  # share of the free memory; the rest is for what is not counted here
 READ = {"interrupt": ("interrupt_at",), "penalty": ("length_max", "length_cache")}  # lengths, by --length-control
 LARGEST_CHUNK = 4096  # positions of a head's chunk: products of so many rows fill a GPU
-PAPER_GENERATORS = 64  # beside its 16 trainers
-LEAST_PROMPTS = 100
 GRAPH_BYTES = 8e6  # assumed: a CUDA graph of a decode step, about a thousand launches, without the memory it works in
 
 
@@ -89,18 +90,15 @@ def fit(args, sizes, phrase):
             )
         experts.check_record(sizes.config, longest(args), MAX_BYTES)
         fit_trainers(args, sizes)
-        if "eval_prompts" not in args.asked and args.eval_prompts == PRESETS["paper"]["eval_prompts"]:
-            generators = args.generators if args.virtual else world_size(args.plan) - args.trainers
-            args.eval_prompts = validation_prompts(generators)
     if args.generator == "torch" or args.plan or gpus():
         fit_slots(args, sizes, **neighbours(args))
     names = "max_prompt_tokens", "max_new_tokens", *READ.get(args.length_control, ()), "trainers", "token_budget"
     changed = [
         f"{option(name)} {as_given(getattr(args, name))} instead of {as_given(before[name])}"
-        for name in (*names, "slots", "eval_prompts")
+        for name in (*names, "slots")
         if getattr(args, name) != before[name]
     ]
-    fitted = f"Made to fit {sizes.positions:,} positions, the memory and the number of generators"
+    fitted = f"Made to fit {sizes.positions:,} positions and the memory"
     return args, [f"{fitted}: {', '.join(changed)}"] if changed else []
 
 
@@ -299,19 +297,6 @@ def neighbours(args):
     return {"free": free_bytes(mine), "trainers": training, "generators": max(1, len(ranks) - training) + decodes}
 
 
-def validation_prompts(generators):
-    """How many validation prompts suit so many generators: the paper's 1,000 for its 64, fewer for fewer.
-
-    Each generator then samples 250 completions of 16 to a prompt, about as many as it has slots. With the 1,000 on 7
-    generators R_0 takes hours, and validations a sixth of all decoding. Below LEAST_PROMPTS a curve is too noisy.
-
-    >>> [validation_prompts(generators) for generators in (1, 7, 15, 64, 128)]
-    [100, 110, 235, 1000, 1000]
-    """
-    most = PRESETS["paper"]["eval_prompts"]
-    return min(most, max(LEAST_PROMPTS, -(-most * generators // PAPER_GENERATORS)))
-
-
 # --- Seconds ---------------------------------------------------------------------------------------------------------
 
 
@@ -435,3 +420,49 @@ def estimate(args, sizes):
         f"estimated from {fleet.name}'s data sheet: a step {times.step:,.1f} s, R_0 {times.evaluation / 60:,.1f} min, "
         f"a checkpoint every {apart / 60:,.0f} min"
     ]
+
+
+DAY = 24 * 3600.0
+MOVED = 1.25  # a projection that has moved by this factor is told again
+
+
+class Projection:
+    """An observer of the log that says when the run will end: after R_0, after five steps, and when that has moved.
+
+    write  a function of a text, for the screen
+    """
+
+    def __init__(self, args, write, now=time.monotonic):
+        self.args = args
+        self.write = write
+        self.now = now
+        self.last = now()
+        self.steps = deque(maxlen=5)  # seconds of the last steps
+        self.evaluation = 0.0  # seconds of the last evaluation
+        self.told = 0.0  # seconds of a step and its share of an evaluation, when that was last told
+
+    def __call__(self, row):
+        args, now = self.args, self.now()
+        took, self.last = now - self.last, now
+        if row["kind"] == "step":
+            self.steps.append(took)
+        elif row["kind"] == "eval":
+            self.evaluation = took
+        full = len(self.steps) == self.steps.maxlen
+        if not full and (row["kind"] != "eval" or self.told):
+            return
+        # Before the first steps: each takes as long as its completions did in R_0, if decoding is the slower side.
+        decoded = self.evaluation * args.prompts * args.generations / row.get("completions", math.inf)
+        each = (statistics.mean(self.steps) if full else decoded) + self.evaluation / args.eval_every
+        if self.told / MOVED < each < self.told * MOVED:
+            return
+        self.told = each
+        left = (args.steps - row["step"]) * each
+        end = time.strftime("%A %H:%M", time.localtime(time.time() + left))
+        text = (
+            f"{'at the speed of the last steps' if full else 'if a step decodes as R_0 did'}, {args.steps:,} steps end "
+        )
+        text += f"on {end}, in {left / 3600:.1f} hours"
+        if left > DAY:
+            text += f"; --steps {int(row['step'] + DAY / each):,} would end within 24 hours"
+        self.write(text)

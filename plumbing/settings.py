@@ -1,7 +1,7 @@
 """The settings of a run: one dataclass, from which the command line and --help are made. Each flag is stated once here.
 
 Flags are named in the paper's words. The value in force is the first of: the given flag, the resumed run's, that of a
-given --recipe, that of the preset (recipes.PRESETS: base for the models in base/, tiny for base/tiny, else paper), the
+given --recipe, that of the preset (recipes.PRESETS: base for the models in base/, tiny for base/tiny, else few), the
 default, which is ScaleRL's. The clip flags (--eps-max ...) are those that the losses declare. A flag that the chosen
 mode does not read is refused.
 
@@ -122,7 +122,11 @@ class Settings:
 
     recipe: str = flag("a published recipe (A.16); flags given beside it win", default="scalerl", choices=RECIPES)
     recipe_given: bool = False  # else P and k are those of the preset
-    preset: str = ""  # a name in recipes.PRESETS
+    preset: str = flag(
+        "sizes of a run; flags given beside it win [base or tiny for a model of base/, few for any other]",
+        default="",
+        choices=PRESETS,
+    )
     loss: str = flag("objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)", type=loss_name)
     aggregation: str = flag("loss aggregation (Sec. 3.2); with --loss gspo: sample", choices=AGGREGATIONS)
     normalisation: str = flag("advantage normalisation (Sec. 3.2)", choices=NORMALISATIONS)
@@ -309,8 +313,10 @@ def in_force(asked):
     earlier = earlier_flags(asked)
     given = earlier | asked
     base = data.base_of([parse_source(source)[0] for source in given.get("data", ["arithmetic"])])
-    preset = preset_of((ROOT / given.get("model", base)).resolve())
-    recipe = RECIPES.get(given.get("recipe"), {"aggregation": "sample"} if given.get("loss") == "gspo" else {})
+    preset = given.get("preset") or preset_of((ROOT / given.get("model", base)).resolve())
+    recipe = dict(RECIPES.get(given.get("recipe"), {"aggregation": "sample"} if given.get("loss") == "gspo" else {}))
+    if preset == "few":
+        recipe.pop("prompts", None)  # a recipe is an algorithm; its batch is made for a large fleet
     computed = {"model": base, "dtype": given["plan"].device.dtype if given.get("plan") else default_dtype()}
     # The first that has a flag gives its value.
     values = ChainMap(asked, earlier, recipe, PRESETS[preset], computed, DEFAULTS)
@@ -322,14 +328,14 @@ def in_force(asked):
     args.default_new = (PRESETS[preset] | earlier)["max_new_tokens"]
     # Sizes of an earlier run count as asked for, so that memory.py does not change them.
     sizes = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
-    sizes |= set() if args.evaluate else {"eval_prompts"}
     args.asked = sorted(asked.keys() | sizes & earlier.keys())
     args.clips = {clip: given.get(clip, declared.default) for clip, declared in LOSSES[args.loss].clips.items()}
     check_rule(args)
     derive_defaults(args, given, asked, earlier)
     check(args, given, asked)
     how = "" if args.recipe_given else " with P and k of the preset"
-    args.notes.append(f"preset {preset}, recipe {args.recipe}{how}; flags that you give win")
+    sizes = f"{args.prompts} x {args.generations} completions of up to {args.max_new_tokens:,} tokens a step"
+    args.notes.append(f"preset {preset} ({sizes}), recipe {args.recipe}{how}; flags that you give win")
     return Settings(**vars(args))
 
 
@@ -337,7 +343,7 @@ def preset_of(folder):
     """The name of the preset for the policy in this folder."""
     if folder == ROOT / "base" / "tiny":
         return "tiny"
-    return "base" if folder.is_relative_to(ROOT / "base") else "paper"
+    return "base" if folder.is_relative_to(ROOT / "base") else "few"
 
 
 def whole_paths(flags):

@@ -15,7 +15,7 @@ from plumbing import build, memory
 from plumbing.devices import DEVICES
 from plumbing.memory import Sizes
 
-OWN = "--model M --data F"
+OWN = "--model M --data F --preset paper"
 BIG = f"{OWN} --dtype bfloat16 --max-new-tokens 14336"
 
 
@@ -48,20 +48,6 @@ def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor
     memory.fit_lengths(args, positions, phrase=19)
     names = "max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"
     assert [getattr(args, name) for name in names] == lengths
-
-
-@pytest.mark.parametrize("flags, world, prompts", [
-    (OWN, 8, 100),  # 2 trainers and 6 generators: 6 x 1,000 / 64 = 93.75, but 100 at least
-    (f"{OWN} --eval-prompts 1000", 2, 1000),  # given
-    (f"{OWN} --virtual exact --generators 16", 1, 250),
-    ("--data F --evaluate M", 1, 1000),
-])  # fmt: skip
-def test_sec21_a_validation_has_the_papers_prompts_per_generator(monkeypatch, flags, world, prompts):
-    launched(monkeypatch, WORLD_SIZE=world)
-    monkeypatch.setattr(memory, "free_bytes", lambda local: 1e15)
-    args, changes = memory.fit(given(flags), sizes("0.6B"), 19)
-    assert args.eval_prompts == prompts
-    assert [f"--eval-prompts {prompts} instead of 1000" in change for change in changes] == [True] * (prompts < 1000)
 
 
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
@@ -158,7 +144,7 @@ PEAKS = {
 
 @pytest.mark.parametrize("model", PEAKS)
 def test_the_memory_of_a_trainer_and_a_generator_is_within_a_tenth_of_the_meters(model):
-    (trainers, slots), args, those = PEAKS[model], draft("--model M --plan 80xH100"), sizes(model)
+    (trainers, slots), args, those = PEAKS[model], draft("--model M --preset paper --plan 80xH100"), sizes(model)
     fixed, slot = memory.generator_bytes(args, those)
     bytes = [memory.trainer_bytes(args, those, number, args.token_budget) for number in trainers]
     bytes += [fixed + number * slot for number in slots]
@@ -170,7 +156,7 @@ def test_the_memory_of_a_trainer_and_a_generator_is_within_a_tenth_of_the_meters
 
 
 def test_the_roofline_of_an_8b_model_by_hand():
-    costs = memory.roofline(given("--model M --plan 8xH100"), sizes("8B"), DEVICES["H100"], 1)
+    costs = memory.roofline(given("--model M --preset paper --plan 8xH100"), sizes("8B"), DEVICES["H100"], 1)
     # 8.19e9 - 151,936 x 4,096 parameters are multiplied; 60% of 3.35e12 bytes/s, 40% of 989e12 FLOP/s.
     assert costs.decode == pytest.approx(2 * 7.5684e9 / 2.01e12, rel=1e-3)
     # Attention: 4 x 36 layers x 4,096 x 4,096 positions on average; forward, backward twice as much, once recomputed.
@@ -182,7 +168,7 @@ def planned(models, capsys):
     """(flags) -> what --plan prints for a model that has a config only."""
 
     def plan(flags):
-        assert train.main(given(f"--model Qwen3-8B --plan {flags}")) == 0
+        assert train.main(given(f"--model Qwen3-8B --preset paper --plan {flags}")) == 0
         return capsys.readouterr().out
 
     return plan
@@ -212,7 +198,7 @@ def test_the_fastest_division_is_taken_where_none_is_given(planned):
 def test_slots_are_made_to_fit_and_the_torch_generator_is_no_faster_than_its_host(planned):
     few = "--prompts 3 --generations 4 --k 0 --max-new-tokens 2000 --length-control none"  # one on each generator
     printed = planned(f"16xH100 {few}")
-    assert "Made to fit 40,960 positions, the memory and the number of generators: " in printed
+    assert "Made to fit 40,960 positions and the memory: " in printed
     # 72 GB - 16.4 of weights and the prompts' pass; a slot takes 4,048 positions x 147,456 bytes = 0.6 GB
     assert int(re.search(r"--slots (\d+) instead of 256", printed)[1]) == pytest.approx(85, abs=5)
     # 1,000 tokens, half of the longest, at 0.2 ms for each of 28 layers
@@ -222,10 +208,28 @@ def test_slots_are_made_to_fit_and_the_torch_generator_is_no_faster_than_its_hos
 
 
 def test_a_run_on_known_gpus_begins_with_an_estimate(gpus):
-    flags = f"{OWN} --trainers 2 --slots 32 --eval-prompts 100"
+    flags = f"{OWN} --trainers 2 --slots 32"
     gpus(8, 8, name="H100 80GB HBM3")
     [line] = memory.estimate(given(flags), sizes("8B"))
     times = r"a step [\d,.]+ s, R_0 [\d,.]+ min"
     assert re.fullmatch(f"estimated from H100's data sheet: {times}, a checkpoint every 30 min", line)
     gpus(8, 8)
     assert memory.estimate(given(flags), sizes("8B")) == []
+
+
+def test_a_run_says_when_it_will_end_and_again_when_that_has_moved():
+    times, told = iter([0, 320, *range(370, 3370, 50), 3970, 4170, 4370, 4570, 4770]), []
+    args = given(f"{OWN} --steps 5000 --prompts 8 --generations 4 --eval-every 100")
+    projection = memory.Projection(args, told.append, lambda: next(times))
+    projection({"kind": "eval", "step": 0, "completions": 640})
+    for step in range(1, 66):
+        projection({"kind": "step", "step": step})
+    # R_0: 320 s for 640 completions, so 16 s for 32, and 3.2 s of each 100th step's evaluation: 5,000 x 19.2 s.
+    assert "if a step decodes as R_0 did, 5,000 steps end on" in told[0] and told[0].endswith(
+        "in 26.7 hours; --steps 4,500 would end within 24 hours"
+    )
+    # Five steps of 50 s: 53.2 s each for the other 4,995. Step 61 takes 600 s, the next 200 s: means of 160, 220, 280 s.
+    assert "at the speed of the last steps" in told[1] and told[1].endswith(
+        "in 73.8 hours; --steps 1,629 would end within 24 hours"
+    )
+    assert len(told) == 5

@@ -25,6 +25,7 @@ from recipes import RECIPES
 from verify import sandbox
 
 OWN = "--model M --data F"
+PAPER = f"{OWN} --preset paper"
 BASE = ROOT / "base"
 
 
@@ -49,10 +50,11 @@ IN_FORCE = {
     "--recipe scalerl --no-fp32-head --dtype bfloat16": "fp32_head no",
     "--no-positive-resampling off": "no_positive_resampling None",
     # A.3, and 12,288 tokens to think beside 2,048 to answer
-    OWN: "lr 5e-07, warmup 100, weight_decay 0.01, prompts 48, generations 16, preset paper, max_new_tokens 14336, "
+    OWN: "preset few, lr 1e-06, prompts 32, k 8, steps 400, eval_prompts 400, max_new_tokens 2048",
+    f"{OWN} --recipe minimax": "prompts 32, k 8, off_policy ppo",  # an algorithm, whatever the fleet
+    PAPER: "lr 5e-07, warmup 100, weight_decay 0.01, prompts 48, generations 16, preset paper, max_new_tokens 14336, "
     "max_prompt_tokens 2048, interrupt_at 10000 12000, eval_prompts 1000, eval_generations 16, eval_every 100",
-    f"{OWN} --k 8": "eval_every 100",
-    f"{OWN} --off-policy ppo --k 8": "eval_every 104",  # 100 is no multiple of 8: generators do not get it
+    f"{PAPER} --off-policy ppo --k 8": "eval_every 104",  # 100 is no multiple of 8: generators do not get it
     "--data arithmetic:1 sorting:1": "model base/sorting",  # the base that knows them
     "--data tiny --lr 1e-3": "model base/tiny, steps 320, k 1, generations 8, lr 0.001, preset tiny",
     f"--data tiny --model {BASE}": "steps 120, preset base",
@@ -87,7 +89,7 @@ RECIPE = {
 
 
 @pytest.mark.parametrize("recipe", RECIPE)
-@pytest.mark.parametrize("own", ["", OWN])
+@pytest.mark.parametrize("own", ["", PAPER])
 def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(recipe, own):
     args, plain = given(f"--recipe {recipe} {own}"), given(own)
     assert texts(args, f"{ALGORITHM} clips") == RECIPE[recipe]
@@ -95,7 +97,7 @@ def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(reci
     assert texts(args, others) == texts(plain, others)
 
 
-ON = {"base": "", "tiny": "--data tiny", "paper": OWN}
+ON = {"base": "", "tiny": "--data tiny", "paper": PAPER, "few": OWN}
 
 
 @pytest.mark.parametrize("preset", ON)
@@ -108,11 +110,12 @@ def test_what_help_shows_as_a_default_is_what_typing_it_gives(preset, capsys):
         read_settings(["--help"])
     printed = " ".join(capsys.readouterr().out.split())
     plain, recipe = typing(), typing("--recipe", "scalerl")
-    assert "[scalerl, with P and k of the preset]" in printed and plain["notes"][0].startswith(f"preset {preset}, ")
-    changed = {"recipe_given": True, "notes": recipe["notes"]}
-    assert recipe == plain | changed | {name: RECIPES["scalerl"][name] for name in ("k", "prompts")}
+    assert "[scalerl, with P and k of the preset]" in printed and plain["notes"][0].startswith(f"preset {preset} (")
+    changed = {"recipe_given": True, "notes": None}
+    taken = ("k",) if preset == "few" else ("k", "prompts")
+    assert recipe | {"notes": None} == plain | changed | {name: RECIPES["scalerl"][name] for name in taken}
     cases = []  # what a flag is read with, the flag, its default, what --help says
-    for name in FIELDS.keys() - {"recipe", "data"}:  # the data decide on the preset
+    for name in FIELDS.keys() - {"recipe", "data", "preset"}:  # the data decide on the preset
         shown = default_text(name)
         ours, *others = shown[2:-1].split("; ")
         mode, value = FIELDS[name].metadata.get("read_with", ("virtual", "exact"))

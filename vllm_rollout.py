@@ -21,7 +21,7 @@ import os
 import signal
 from collections.abc import Callable
 from importlib.metadata import distributions
-from itertools import count
+from itertools import accumulate, count
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from rollout import PREFILL_TOKENS, Generator
 
 VLLM = "0.32."  # the version that this file is written for
 CALL_TIMEOUT = 300.0  # seconds; loading new weights is the longest call
+ALIGNED = 256  # bytes: where a tensor may begin in a storage
 CPU_BLOCK = 32  # positions per block of vLLM's cache, a multiple of 32; its default of 128 shares and reuses less
 CPU_CACHE = 1 << 30  # bytes of it at most, unless one completion needs more; VLLM_CPU_KVCACHE_SPACE (GiB) overrides it
 GPU_SHARE = 0.9  # of the GPU memory free at the start, divided by the processes on that GPU: AdamW's state comes later
@@ -144,6 +145,7 @@ class VLLMGenerator(Generator):
                 max_num_seqs=self.slots,
                 max_model_len=self.positions,
                 enable_prefix_caching=True,
+                scheduling_policy="priority",  # evaluations first, then the oldest requests, interrupted ones too
                 # Without seeds per request, with which vLLM draws row by row, in Python. Generators draw other numbers.
                 seed=(1_000_003 * self.seed + int(os.environ.get("RANK", "0"))) % 2**31,
                 async_scheduling=False,  # else a step is in flight while weights arrive
@@ -199,14 +201,23 @@ class VLLMGenerator(Generator):
 
         gpu = torch.cuda.current_device()
         uuid = str(torch.cuda.get_device_properties(gpu).uuid)
-        self._weights = {name: tensor.cuda() for name, tensor in self._weights.items()}
+        # All in one storage, exported once: the worker opens a handle's memory and event at each update and destroys
+        # no event, of which CUDA has some 20,000.
+        offsets = [0, *accumulate(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in self._weights.values())]
+        flat = torch.empty(offsets.pop(), dtype=torch.uint8, device="cuda")
+        for (name, tensor), start in zip(self._weights.items(), offsets):
+            place = flat[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            self._weights[name] = place.copy_(tensor)
         names, tensors = map(list, zip(*self._weights.items()))
-        # Exported once: torch keeps a record of every export for as long as the memory lives.
+        kind, _, _, _, storage, _, *handle = reduce_tensor(flat)[1]  # rebuild_cuda_tensor's arguments
         exported = dict(
             names=names,
             dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
             shapes=[list(tensor.shape) for tensor in tensors],
-            ipc_handles=[{uuid: reduce_tensor(tensor)[1]} for tensor in tensors],
+            ipc_handles=[
+                {uuid: (kind, tensor.shape, tensor.stride(), tensor.storage_offset(), storage, tensor.dtype, *handle)}
+                for tensor in tensors
+            ],
         )
 
         def publish():
@@ -219,6 +230,7 @@ class VLLMGenerator(Generator):
             device_ids=[gpu],
             weight_transfer_config={"backend": "ipc"},
             gpu_memory_utilization=GPU_SHARE / self._sharing * free / total,
+            max_num_batched_tokens=max(PREFILL_TOKENS, self.slots),
         )
 
     def named_weights(self):
@@ -282,7 +294,8 @@ class VLLMGenerator(Generator):
         )
         salt = next((version for _, sampled, _, version in sequence.tokens if sampled), self.version)
         prompt = dict(prompt_token_ids=[*sequence.group.request.prompt.ids, *sequence.ids], cache_salt=str(salt))
-        self._engine.add_request(name, prompt, sampling)
+        request = sequence.group.request
+        self._engine.add_request(name, prompt, sampling, priority=-1 if request.evaluation else request.number)
 
     def close(self):
         """Drop what is queued or running, and end the worker; the generator cannot be used afterwards."""

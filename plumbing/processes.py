@@ -122,6 +122,8 @@ class Processes:
     drain = False  # whether all admitted requests are finished before each step: only with --virtual exact
 
     def __init__(self, args):
+        import resource  # here: Windows, where a run in virtual time works too, has none
+
         sys.stdout, sys.stderr = Unbroken(sys.stdout), Unbroken(sys.stderr)
         self.local, self.rank, self.world = map(torchrun, ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
         self.devices = self.world  # on a CPU one process counts as one device
@@ -131,10 +133,17 @@ class Processes:
         self.generator_ranks = range(args.trainers, self.world)
         self.device = device(self.local)
         if self.device.type == "cuda":
-            if self.rank in self.trainer_ranks:  # micro-batches differ in shape: else a tenth of the memory is holes
-                os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
             torch.cuda.set_device(self.device)
+            if (
+                self.rank in self.trainer_ranks
+                and not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys()
+            ):
+                # Micro-batches differ in shape: else a tenth of the memory is holes. The variables are read when CUDA
+                # starts, which it has by now; this call holds for what is allocated from here on.
+                torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         torch.set_num_threads(threads())
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # rank 0 has five sockets for each of the others
         limit = timedelta(seconds=args.timeout)
         places = [None] * self.world
         try:

@@ -98,3 +98,19 @@ def test_two_processes_share_one_gpu(tmp_path):
     subprocess.run(command, check=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"}, timeout=600)
     steps = read_rows(tmp_path / "run" / "log.jsonl", "step")
     assert len(steps) == 2 and all(0 < row["log_rho"] < 0.1 for row in steps)  # nats, bf16: see MISMATCH_LIMIT
+
+
+def test_a_trainers_segments_grow_although_cuda_has_started():
+    torch.zeros(1).cuda()
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # as plumbing/processes.py does
+    assert torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
+
+
+@pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed")
+def test_200_updates_of_vllm_take_no_more_memory_than_one(engine):  # noqa: F811
+    engine.update_weights(engine.version + 1)
+    free = torch.cuda.mem_get_info()[0]
+    handles = len(os.listdir("/proc/self/fd"))
+    for _ in range(200):
+        engine.update_weights(engine.version + 1)
+    assert torch.cuda.mem_get_info()[0] > free - 50e6 and len(os.listdir("/proc/self/fd")) < handles + 20

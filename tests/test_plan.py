@@ -228,7 +228,7 @@ def test_a_run_says_when_it_will_end_and_again_when_that_has_moved():
     assert "if a step decodes as R_0 did, 5,000 steps end on" in told[0] and told[0].endswith(
         "in 26.7 hours; --steps 4,500 would end within 24 hours"
     )
-    # Five steps of 50 s: 53.2 s each for the other 4,995. Step 61 takes 600 s, the next 200 s: means of 160, 220, 280 s.
+    # Five steps of 50 s: 53.2 s each for the other 4,995. Step 61 takes 600 s, the next 200 s: means of 160 to 280 s.
     assert "at the speed of the last steps" in told[1] and told[1].endswith(
         "in 73.8 hours; --steps 1,629 would end within 24 hours"
     )

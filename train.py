@@ -117,6 +117,8 @@ def generate(args, processes, queue):
                     scorer.submit(rollout, queue.prompt(rollout))
             yield generator, scorer, done
             for score in scorer.finished():
+                if score.completion.evaluation and state.version == 0:
+                    evaluate.note(queue.store, score, args)
                 queue.put(score)
             queue.report(generator.work)
         processes.heartbeat.needed = set()  # rank 0 may end while vLLM still closes
@@ -293,10 +295,14 @@ class Trainer:
         k = self.args.eval_generations
         with self.log.clock.paused():
             with self.log.validation(len(self.validation) * k, self.decoder) as waited:
-                groups, samples = self.queue.evaluate(self.validation, k, SAMPLES, waited)
+                first = self.version == 0
+                look = evaluate.FirstLook(self.queue.store, self.args, self.log, waited) if first else None
+                groups, samples = self.queue.evaluate(self.validation, k, SAMPLES, look or waited)
             self.evaluated = self.version
             if not groups:  # only rank 0 has them
                 return
+            if look:
+                look.end()
             row = evaluate.metrics(groups, self.validation, self.benchmarks)
             self.log("eval", step=self.version, **row)
             self.evaluation = {"version": self.version, "pass_rate": row["pass_rate"]}

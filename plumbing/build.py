@@ -217,6 +217,7 @@ def read_model(flag, folder, args, notes):
         if not args.checkpoint:  # of one to resume trainers read state/, and generators get theirs from them
             checkpoints.check_weights(folder, config)
         tokenizer = read_tokenizer(folder, args, notes)
+        check_mark(tokenizer, args)
         model = SimpleNamespace(config=config, generation_config=checkpoints.generation_config(folder))
         ends = rollout.eos_ids(model, tokenizer)
         if tokenizer.chat_template:
@@ -232,6 +233,17 @@ def read_model(flag, folder, args, notes):
         expected = "expected a config and a tokenizer that transformers reads"
         raise ValueError(f"{flag} {folder}: {expected}; {type(error).__name__}: {message}") from error
     return config, tokenizer
+
+
+def check_mark(tokenizer, args):
+    """Raise ValueError if the default mark of the answer is one that this model has never seen."""
+    if "think_end" in args.asked:
+        return
+    if args.think_end not in tokenizer.get_vocab() and args.think_end not in str(tokenizer.chat_template):
+        raise ValueError(
+            f"its chat template and its vocabulary have no {args.think_end}, behind which the answer would begin. "
+            "If the whole completion is the answer: --think-end none; if another mark is written: --think-end TEXT"
+        )
 
 
 def read_tokenizer(folder, args, notes):

@@ -1,4 +1,4 @@
-"""Evaluations (Sec. 2.1): train.py --evaluate, without training; and what a trainer does while it waits for one.
+"""Evaluations (Sec. 2.1): train.py --evaluate, without training; what a trainer does while it waits for one; the first.
 
 Test: pytest tests/test_train.py
 """
@@ -18,14 +18,27 @@ import torch.distributed as dist
 import batches
 import precision
 import reward
-from pipeline import Request, RequestQueue
+from pipeline import Fault, Request, RequestQueue
 from plumbing.build import make_generator, make_scorer
 from plumbing.devices import device, threads, torchrun
 from plumbing.log import append, progress
 from plumbing.store import POLL, paces
-from verify.graders import NO_FAILURE, OWN
+from verify.graders import NO_FAILURE, OWN, TASKS
 
 TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
+ENOUGH = 100  # completions of a first evaluation after which it is known whether a run can learn anything
+KINDS = ("right", "wrong", "truncated")
+SHOWN = 3  # completions
+LENGTH = 200  # characters of a text that is shown
+NO_MARK = (
+    "none of the first {total} completions is right, and none has written {mark!r}, behind which the answer begins, "
+    "itself: every reward is -1. If the model writes no mark: --think-end none; if another one: --think-end TEXT; if "
+    "it thinks for longer: a larger --max-new-tokens or --interrupt-at"
+)
+ALL_TRUNCATED = (
+    "all of the first {total} completions are truncated: every reward is -1. Give a larger --max-new-tokens; if they "
+    "are complete and go on behind their end, the model's end token is not the one of its generation_config.json"
+)
 
 
 class LocalQueue(RequestQueue):
@@ -71,6 +84,99 @@ def trainer_decodes(args, processes, policy, generate):
     return TrainerDecodes(args, processes, policy, generate)
 
 
+# --- The first evaluation --------------------------------------------------------------------------------------------
+
+
+def note(store, score, args):
+    """On a generator: count a completion of the first evaluation, and keep the first of its kind, for a FirstLook."""
+    rollout = score.completion
+    if score.value or score.marked and not rollout.interrupted:
+        store.count("first/hopeful", 1)
+    kind = "truncated" if rollout.truncated else "right" if score.value else "wrong"
+    number = store.count(f"first/{kind}", 1)
+    if number <= SHOWN:
+        store.put({f"shown/{kind}/{number}": as_shown(kind, score, args)})
+
+
+def as_shown(kind, score, args):
+    """A graded completion for the screen: what the model read and wrote, and what was read of it."""
+    prompt, text = score.prompt, score.completion.text
+    answer = reward.final_answer(text, args.think_end)
+    if kind == "truncated":
+        read = "nothing, since it is truncated"
+    elif answer is None:
+        read = f"nothing, since it lacks {args.think_end!r}"
+    elif args.reward:
+        read = "what --reward reads"
+    else:
+        graded = TASKS[prompt.task].grade(answer, prompt.answer)
+        read = repr((graded if isinstance(graded, str) else answer.strip())[-LENGTH:])
+    return (
+        f"A completion of {prompt.where}, {kind if not score.error else 'without a verdict'}:\n"
+        f"  the prompt ends with      {prompt.text[-LENGTH:]!r}\n"
+        f"  the completion ends with  {text[-LENGTH:]!r}\n"
+        f"  read as the answer        {read}\n"
+        f"  the reference             {prompt.answer[:LENGTH]!r}"
+    )
+
+
+class FirstLook:
+    """Rank 0's look at the first evaluation: it ends a run in which every reward is -1, before all of it is decoded.
+
+    Called while the evaluation is waited for, with how many completions are finished; `end` is called behind it.
+
+    log     log.RunLog, which is taken back with the run, so that --out is free again
+    waited  as in RolloutQueue.evaluate
+    """
+
+    def __init__(self, store, args, log, waited):
+        self.store = store
+        self.args = args
+        self.log = log
+        self.waited = waited
+        self.looked = False
+
+    def __call__(self, finished):
+        self.waited(finished)
+        if finished >= ENOUGH and not self.looked:
+            self.looked = True
+            self.look()
+
+    def look(self):
+        """Raise Fault if nothing can be learnt. Fewer than ENOUGH completions, or a mark that was given, only warn."""
+        counts = {kind: self.store.count(f"first/{kind}") for kind in KINDS}
+        total = sum(counts.values())
+        hopeful = self.store.count("first/hopeful")  # read last, since it is counted first
+        if total and counts["truncated"] == total:
+            problem = ALL_TRUNCATED.format(total=total)
+            ends = total >= ENOUGH
+        elif total and not hopeful:
+            problem = NO_MARK.format(total=total, mark=self.args.think_end)
+            ends = total >= ENOUGH and "think_end" not in self.args.asked
+        else:
+            return
+        if ends:
+            self.show()
+            self.log.take_back()
+            raise Fault(problem)
+        self.log.screen.write(f"WARNING: {problem}")
+
+    def show(self):
+        """Show three completions: a right, a wrong and a truncated one, where there are such."""
+        names = [f"shown/{kind}/{number}" for number in range(1, 1 + SHOWN) for kind in KINDS]
+        there = [name for name in names if self.store.has([name])]
+        for text in self.store.take(there)[:SHOWN]:
+            self.log.screen.write(text)
+
+    def end(self):
+        if not self.looked:
+            self.look()
+        self.show()
+
+
+# --- What is logged of an evaluation ---------------------------------------------------------------------------------
+
+
 def metrics(groups, prompts, benchmarks):
     """What the log says of an evaluation: groups of RolloutMetadata, the data.Prompts that they answer.
 
@@ -112,6 +218,9 @@ def keep_samples(out, step, prompts, groups, samples):
         append(
             Path(out) / "completions.jsonl", {"step": step, **answered(prompts[rollout.prompt], tokens, rollout.value)}
         )
+
+
+# --- Without training ------------------------------------------------------------------------------------------------
 
 
 def complete(generator, scorer, prompts, generations):

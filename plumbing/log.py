@@ -83,10 +83,12 @@ class RunLog:
         self.seconds = {"publish": 0.0}  # of the last time
         self.used = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # of the generators' work, in rows so far
         self.logged = self.published = self.clock.gpu_hours  # at the last `step` row; after the last publication
+        self.withdrawn = False
         if processes.rank == 0:
+            self.size_before = (self.out / "log.jsonl").stat().st_size  # it is there since it was locked
             self.screen = Screen(args.steps, processes.hours, virtual=self.virtual)
             stop = partial(processes.heartbeat.stop, failed=True)
-            monitor = Monitor(self.screen.write, stop, args.think_end)
+            monitor = Monitor(self.screen.write, stop)
             self.observers: list = [self.screen, monitor, Figure(self.out, draw)]
 
     def count_lost(self, state):
@@ -168,11 +170,21 @@ class RunLog:
         self.used[name] += more
         return more
 
+    def take_back(self):
+        """Remove what this start has logged, so that the same --out can be started anew."""
+        log = self.out / "log.jsonl"
+        os.truncate(log, self.size_before)
+        if not self.size_before:
+            log.unlink()
+        self.withdrawn = True
+
     def finish(self, reason, step, seconds):
         """Draw and print the fit so far; log it, and why the run ended. seconds: since the start."""
         if self.processes.rank:
             return
         self.screen.close()
+        if self.withdrawn:
+            return
         with suppress(OSError):  # on a full disk, write what still fits
             values, lines = self.draw(self.out)
             if values:  # None with too few evaluations
@@ -320,17 +332,15 @@ FAR_STEPS = 3  # steps in a row, after which a run stops
 
 
 class Monitor:
-    """An observer of the log: it warns of six faults, three of which end the run if they stay.
+    """An observer of the log: it warns of faults, three of which end the run if they stay.
 
-    write      a function of a text, for the screen
-    stop       a function of a reason: asks for the end of the run
-    think_end  the mark of an answer
+    write  a function of a text, for the screen
+    stop   a function of a reason: asks for the end of the run
     """
 
-    def __init__(self, write, stop, think_end):
+    def __init__(self, write, stop):
         self.write = write
         self.stop = stop
-        self.think_end = think_end
         self.truncated = deque(maxlen=TRUNCATED_STEPS)
         self.flat = self.skipped = self.far = 0  # steps in a row
         self.near = deque(maxlen=10)  # log_rho_youngest of earlier steps, as it should be
@@ -415,17 +425,10 @@ class Monitor:
             self.stop(f"the verifier failed on {failed} groups: {error}")
 
     def check_answers(self, row):
-        """No mark of the answer in the first validation; or no verdict at all, which ends the run."""
+        """A validation without any verdict ends the run."""
         if not row["completions"]:
             error = row["failures"][0]["error"] if row["failures"] else "the function of --reward returned None"
             self.stop(f"no validation prompt got verdicts: {error}")
-        if row["step"] == 0 and not row["answered"]:
-            self.warn(
-                f"none of the {row['completions']} completions of the validation holds {self.think_end!r}, unless an "
-                "interruption put it there, and none is right: every reward is -1, and nothing will be learnt. If the "
-                "model uses no mark: --think-end none; if another one: --think-end TEXT; if it thinks for longer: a "
-                "larger --max-new-tokens or --interrupt-at"
-            )
 
 
 # --- The screen ------------------------------------------------------------------------------------------------------

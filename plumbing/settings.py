@@ -327,7 +327,7 @@ def in_force(asked):
         args.notes.append("--dtype float32, since this GPU has no bfloat16: all takes twice the memory, and longer")
     args.default_new = (PRESETS[preset] | earlier)["max_new_tokens"]
     # Sizes of an earlier run count as asked for, so that memory.py does not change them.
-    sizes = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
+    sizes = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache", "think_end"}
     args.asked = sorted(asked.keys() | sizes & earlier.keys())
     args.clips = {clip: given.get(clip, declared.default) for clip, declared in LOSSES[args.loss].clips.items()}
     check_rule(args)

@@ -158,9 +158,6 @@ def validation(**columns):
     ([FLAT] * 19, 1, "10 batches in a row had no gradient.*pass rate of the last batch 0.500.*--think-end"),
     ([SKIPPED] * 4 + [USUAL] + [SKIPPED] * 4, 8, "^WARNING: the gradient of step 1 was not finite"),
     ([SKIPPED] * 5, 6, "ENDED no gradient of the last 5 steps was finite"),
-    # A first validation without any mark.
-    ([validation(answered=0.0)], 1, "none of the 400 completions.*'</think>'.*--think-end TEXT"),
-    ([validation(answered=0.01), validation(answered=0.0, step=5)], 0, ""),
     # A verifier that fails on more than 1 % of the last 10 steps' 200 groups, of the first step's as of 100 ...
     ([USUAL] * 9 + [{"failed_groups": 2}], 0, ""),
     ([USUAL] * 9 + [{"failed_groups": 3, "failures": [*BROKEN[:2], UNREADABLE]}], 4,
@@ -178,7 +175,7 @@ def validation(**columns):
 ])  # fmt: skip
 def test_what_is_warned_of_and_what_ends_a_run(rows, count, words):
     lines = []
-    monitor = Monitor(lines.append, lambda reason: lines.append(f"ENDED {reason}"), "</think>")
+    monitor = Monitor(lines.append, lambda reason: lines.append(f"ENDED {reason}"))
     monitor(CONFIG)
     for number, row in enumerate(rows, 1):
         monitor(STEP | TIMES | {"step": number} | row)

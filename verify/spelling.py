@@ -84,6 +84,56 @@ AGAINST = re.compile(  # behind the letter: "B. is wrong", "A. No, B", "(A)(B)",
 )
 
 
+LABEL = r"([A-Za-z]|[0-9]{1,2})"
+MARKS = (  # what stands before an option: at the beginning of a line, or within it
+    re.compile(rf"^[ \t>•*-]*(?:(?i:option|choice) +)?(?:\({LABEL}\)|\[{LABEL}\]|{LABEL}[).:、](?![0-9]))[.:*]*", re.M),
+    re.compile(rf"(?<![^\W_])(?:\({LABEL}\)|{LABEL}(?:[).:](?=\s)|、))".replace("[A-Za-z]|[0-9]{1,2}", "[A-Za-z]")),
+)
+BEHIND = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[/?[A-Z_]+\]))+$")  # tokens of a chat template
+
+
+def options(prompt: str) -> dict[str, str]:
+    """{label: text} of the options that a prompt offers last, labels in capitals; {} if none can be found.
+
+    Labels go on from A, 1 or 0, at least two of them, each at the beginning of its line, or, with letters, within one.
+
+    >>> options("Which (of two)?\\nA. Rome\\nB) Paris, (A) or not"), options("It is (a) 2 (b) $x$")
+    ({'A': 'Rome', 'B': 'Paris, (A) or not'}, {'A': '2', 'B': '$x$'})
+    >>> options("Is it 1 or 2?\\n1. no\\n2. yes"), options("Choose A or B.")
+    ({'1': 'no', '2': 'yes'}, {})
+    """
+    text = unmarked(re.sub(r"\\q?quad|\\[ ,;:!]|~", " ", normalize("NFKC", prompt)))
+    for marks in MARKS:
+        runs: list[list] = []
+        for match in marks.finditer(text):
+            label = next(filter(None, match.groups())).upper()
+            last = runs[-1] if runs else []
+            if last and label == following(last[-1][0]):
+                last.append((label, match))
+            elif label in ("A", "1", "0"):
+                runs.append([(label, match)])
+        runs = [run for run in runs if len(run) > 1]
+        if runs := [run for run in runs if run[0][0] == "A"] or runs:  # letters, not a list of rules behind them
+            longest = max(map(len, runs))
+            run = runs[-1] if marks is MARKS[0] else [run for run in runs if len(run) == longest][-1]
+            ends = [match.start() for _, match in run[1:]] + [len(text)]
+            return {
+                label: own_text(text[match.end() : end], end == len(text)) for (label, match), end in zip(run, ends)
+            }
+    return {}
+
+
+def following(label: str) -> str:
+    """The label that comes next."""
+    return str(int(label) + 1) if label.isdigit() else chr(ord(label) + 1)
+
+
+def own_text(text: str, last: bool) -> str:
+    """The text of an option; of the last one, its first line."""
+    text = text.strip()
+    return BEHIND.sub("", text.partition("\n")[0] if last else text).strip(" *")
+
+
 def option(text: str) -> str | None:
     """The letter of "B", "(b)", "B. Paris", "I choose B."; None for another text, or one that names several.
 

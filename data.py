@@ -113,6 +113,7 @@ class Data:
     too_long: int = 0  # rows that were drawn for validation and have more tokens than the budget
     duplicates: int = 0  # rows that repeat an earlier prompt of their source
     unusable: list[str] = field(default_factory=list)  # what is wrong with each row that --skip-unusable left out
+    choices: dict[str, str] = field(default_factory=dict)  # source -> how its references of `choice` were read
     unread: dict[int, list[str]] = field(default_factory=dict)  # source -> columns that are not read
     warnings: list[str] = field(default_factory=list)
 

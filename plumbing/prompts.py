@@ -11,106 +11,97 @@ NAME is one of
   FILE.csv    (or .tsv) such rows as a table whose first line names the columns; every cell is text.
   any other   such rows from `datasets.load_dataset`, train split: a .parquet, .json or .arrow file, a folder,
               OWNER/NAME or OWNER/NAME/CONFIG on the hub.
-A file's name may be a pattern and have capitals; text files may be packed (.gz). The files of a pattern or a folder are
-of one kind.
 --prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
-that a row has counts. "reward_model.ground_truth" is a field of that name, or ground_truth within reward_model. If an
-answer holds "####" (GSM8K), only what follows is taken; references.py takes off what else is no value. The answer of a
-code row is its tests, in a form that graders.py reads, as JSON text or as an object. A row without a usable prompt or
-answer ends the run, or is left out (--skip-unusable).
-If rows of a source have the same prompt, the first is trained on; the others are counted, and all are evaluated.
+that a row has counts. "reward_model.ground_truth" is a field of that name, or ground_truth within reward_model.
 
-Test: pytest tests/test_prompts.py
+A reference of `math` is read in five forms (`value_of`). It is unusable if an answer that holds its only number or
+formula alone would be wrong. One of `choice` is an option that its prompt offers (`place_choices`). The answer of a
+code row is its tests, in a form that verify/programs.py reads, as JSON text or as an object. A row without a usable
+prompt or tests ends the run, and so do unusable references in more than MOST_LEFT_OUT of a source; --skip-unusable
+leaves them out. If rows of a source have the same prompt, the first is trained on; the others are counted, and all are
+evaluated.
+
+Test: pytest tests/test_prompts.py tests/test_references.py
 """
 
-import base64
+import ast
 import csv
-import gzip
+import hashlib
 import json
 import os
-import pickletools
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from glob import escape, glob
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from tarfile import TarError
-from typing import Any
-from zipfile import BadZipFile
+from typing import Any, NamedTuple
+from unicodedata import category, normalize
 
 import data
 from data import Row, malformed
-from plumbing import references
-from verify.graders import TASKS
+from verify.graders import TASKS, UNREADABLE
+from verify.mathematics import BOX, BOXES, alone, end_taken_off, equal, stated
 from verify.programs import read_tests
+from verify.scorer import verdicts
+from verify.spelling import labelled, options, plain, unmarked
 
-MAX_TESTS = 2 * data.MAX_ANSWER  # bytes of packed tests; written anew they have to fit data.MAX_ANSWER
 EXPECTED = 'a row like {"prompt": text or chat messages, "answer": text or integer}'
+OWN = "own"  # the task of rows that --reward grades
+MOST_LEFT_OUT = 0.05  # of a source's rows: more unusable references than that end the run
+SAMPLE = 200  # math references that the grader tries when the data is loaded
 
 
-class TooLong(Exception):
-    """A row's answer is larger than any that is used."""
+class Unusable(ValueError):
+    """A row whose reference no answer can be compared with; a few of them are left out (MOST_LEFT_OUT)."""
+
+
+class Reading(NamedTuple):
+    """How the rows of all sources are read."""
+
+    columns: Sequence = (("prompt",), ("answer",))  # names for both; of each, the first that a row has counts
+    skip_unusable: bool = False  # leave out rows without a usable prompt or answer (some of APPS have no tests)
+    own: bool = False  # a function of one's own grades (--reward): answers may have any form, or be missing
+    choice_index: str | None = None  # as in `place_choices`
+    evaluate: bool = False  # nothing is trained on: sources may share rows, and rows a prompt
 
 
 # --- Sources ---------------------------------------------------------------------------------------------------------
 
 
 def parse_source(text: str) -> tuple[str, float, str | None]:
-    """(name, weight, task or None) of a source as --data takes it.
-
-    Raises ValueError for an empty name.
+    """(name, weight, task or None) of a source as --data takes it. Raises ValueError for an empty name or no task.
 
     >>> parse_source("code.jsonl:3:code"), parse_source("aime.jsonl:0"), parse_source("sorting")
     (('code.jsonl', 3.0, 'code'), ('aime.jsonl', 0.0, None), ('sorting', 1.0, None))
     """
-    match = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S)
+    match = re.fullmatch(r"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::([A-Za-z_]+))?", text, re.S)
     assert match  # the first part takes any text
     name, weight, task = match.groups()
     if not name.strip():  # as a path it would be the working folder
         raise malformed("--data", repr(text), "a shell variable that is not set", "NAME[:WEIGHT][:TASK]")
+    if task and task not in TASKS:
+        raise malformed(f"--data {text}", f"the task {task!r}", "a misspelt name", f"one of {', '.join(TASKS)}")
     return name, float(weight or 1), task
 
 
 def anchored(text: str) -> str:
     """A source as --data takes it, a file or folder with its whole path: it is found from any other folder too."""
     name, *_ = parse_source(text)
-    if name in data.EMBEDDED_TASKS:
-        return text
-    given = os.path.expanduser(name)
-    pattern = os.path.join(escape(os.getcwd()), given)  # in a folder whose own name is none
-    for path, there in ((os.path.abspath(given), os.path.exists), (os.path.normpath(pattern), glob)):
-        if there(path):
-            return path + text[len(name) :]
-    return text
+    path = os.path.abspath(os.path.expanduser(name))
+    here = name not in data.EMBEDDED_TASKS and os.path.exists(path)
+    return path + text[len(name) :] if here else text
 
 
-def labels(names: Sequence[str]) -> Sequence[str]:
+def names_in_log(names: Sequence[str]) -> Sequence[str]:
     """What sources are called in the log: files and folders without their path, if that tells all sources apart."""
     short = [os.path.basename(name) if os.path.isabs(name) else name for name in names]
     return short if len(set(short)) == len(short) else names
 
 
-def ending(name: str) -> str:
-    """The ending of a file's name in lower case, without .gz.
-
-    >>> ending("a/B.JSONL"), ending("b.csv.gz"), ending("a.b/c")
-    ('.jsonl', '.csv', '')
-    """
-    return Path(name.lower().removesuffix(".gz")).suffix
-
-
-def opened(path: str, newline: str):
-    """A text file to be read, packed or not. What is no UTF-8 is kept for check_text to find."""
-    reader = gzip.open if path.lower().endswith(".gz") else open
-    return reader(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)
-
-
 def read_lines(path: str) -> Iterator[tuple[str, object]]:
     """Yield (place, row) for each non-empty line of a JSONL file. Raises ValueError for a line that is not JSON."""
-    with opened(path, newline="\n") as file:
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -126,10 +117,10 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
 
 def unique(pairs: list) -> dict:
     """The object of these pairs of JSON. Raises ValueError for a name that occurs twice: only one would count."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError(f"a name occurs twice among {', '.join(name for name, _ in pairs)}")
-    return found
+    return fields
 
 
 def read_table(path: str) -> Iterator[tuple[str, dict]]:
@@ -141,8 +132,10 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
     """
     csv.field_size_limit(data.MAX_ANSWER)
     line = 0
-    with opened(path, newline="") as file:
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         first = file.readline()
+        if first.startswith("sep="):
+            raise malformed(f"{path}:1", repr(first.strip()), "a line for Excel alone: delete it", "names of columns")
         file.seek(0)
         table = csv.DictReader(file, delimiter=max(",;\t|", key=first.count), strict=True)
         try:
@@ -164,62 +157,344 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
 
 
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".csv": read_table, ".tsv": read_table}
-OWN = "own"  # the task of rows that --reward grades
 BUILDERS = {".parquet": "parquet", ".json": "json", ".arrow": "arrow"}  # that `datasets` has
-DESCRIPTIONS = {"config.json", "dataset_info.json", "dataset_infos.json"}  # no rows
-
-
-def one_kind(name: str, files: Iterable[str]) -> str:
-    """The ending of all files, "" if there are none. Raises ValueError if they differ, naming one of each kind."""
-    kinds = {ending(path): os.path.basename(path) for path in sorted(files)}
-    if len(kinds) > 1:
-        got = f"{len(kinds)} kinds: {', '.join(kinds.values())}"
-        cause = "other files beside the data; a pattern in quotes, as 'FOLDER/*.jsonl', names those of one kind"
-        raise malformed(f"--data {name}", got, cause, "files of one kind")
-    return next(iter(kinds), "")
 
 
 def read(name: str) -> Iterator[tuple[str, Any]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
+    kind = Path(name.lower()).suffix
     if os.path.isdir(name):
-        if escape(name) != name:
-            cause = "by that name `datasets` may read another folder: give it another one"
-            raise malformed(f"--data {name}", "a pattern", cause, "a folder whose name is no pattern")
-        files = glob("**", root_dir=name, recursive=True)  # without hidden ones
-        rows = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
-        one_kind(name, [path for path in rows if ending(path) in READERS | BUILDERS])  # of which `datasets` takes one
-        return read_dataset(name, path=name)
-    # A file of this very name comes first: data[1].jsonl is also a pattern, which data1.jsonl matches.
-    files = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob(name)))
-    kind = one_kind(name, files or [name])
-    if files and kind in READERS:
-        return chain.from_iterable(map(READERS[kind], files))
-    if files and kind in BUILDERS:
-        return read_dataset(name, path=BUILDERS[kind], data_files=[escape(path) for path in files])
-    if files:
-        cause = "lines of text, which have no answers, or another kind of table"
+        files = [path for path in Path(name).rglob("*") if path.is_file()]
+        if {"state.json", "dataset_dict.json"} & {path.name for path in files}:
+            cause = "a folder of save_to_disk: write files with dataset.to_parquet(FILE) or .to_json(FILE)"
+            raise malformed(f"--data {name}", "state.json or dataset_dict.json", cause, "a folder of data files")
+        kinds = {path.suffix.lower(): path.name for path in sorted(files)}
+        kinds = {
+            kind: path for kind, path in kinds.items() if kind in READERS | BUILDERS and path != "dataset_info.json"
+        }
+        if len(kinds) > 1:  # of which `datasets` would take one
+            cause = "other files beside the data"
+            raise malformed(f"--data {name}", f"{len(kinds)} kinds: {', '.join(kinds.values())}", cause, "one kind")
+        return read_dataset(name, files, path=name)
+    if os.path.isfile(name):
+        if kind in READERS:
+            return READERS[kind](name)
+        if kind in BUILDERS:
+            return read_dataset(name, [name], path=BUILDERS[kind], data_files=[name])
+        cause = "a packed file, lines of text, which have no answers, or another kind of table"
         raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, ", ".join(READERS | BUILDERS))
     hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
     if hub and not os.path.isdir(name.partition("/")[0]) and kind not in READERS | BUILDERS:
-        return read_dataset(name, path=hub[1], name=hub[2])
+        return read_dataset(name, [], path=hub[1], name=hub[2])
     expected = f"{', '.join(data.EMBEDDED_TASKS)}, a file, a folder or OWNER/NAME on the hub"
     raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder")
 
 
-def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
-    """(place, row) of the rows that `datasets.load_dataset` finds; ValueError if it finds none or is not installed."""
-    cause = "a misspelt name, no network, no train split, several configurations, or: pip install datasets"
-    failures = (ImportError, OSError, ValueError, EOFError, zlib.error, BadZipFile, TarError)
+def read_dataset(source: str, files: Iterable, **place) -> Iterator[tuple[str, dict]]:
+    """(place, row) of the rows that `datasets.load_dataset` finds; ValueError if it finds none or is not installed.
+
+    files  local ones, which are read anew if one was changed in place. Of several processes one converts them
+    """
     try:
         import datasets  # not a requirement: the embedded tasks, JSONL and CSV do without it
-
-        failures += (datasets.exceptions.DatasetsError,)
+    except ImportError as error:
+        raise ValueError(
+            f"--data {source} is read by a package that is not installed: pip install -e '.[data]'"
+        ) from error
+    stamps = [(str(file), os.stat(file).st_ctime_ns, os.stat(file).st_size) for file in sorted(files)]
+    if stamps:
+        stamp = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
+        place["cache_dir"] = os.path.join(datasets.config.HF_DATASETS_CACHE, "by_stamp", stamp)
+    try:
         rows = datasets.load_dataset(**place, split="train")
-    except failures as error:
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, EOFError) as error:
         expected = f"{', '.join(data.EMBEDDED_TASKS)}, a file, or what datasets.load_dataset reads (docs/data.md)"
+        cause = "a misspelt name, no network, no train split, several configurations, or a broken file"
         reason = error.__cause__ or error  # "An error occurred while generating the dataset" says nothing
         raise malformed(f"--data {source}", f"{type(reason).__name__}: {reason}", cause, expected) from error
     return ((f"{source}, row {number}", row) for number, row in enumerate(rows, 1))
+
+
+# --- Prompts ---------------------------------------------------------------------------------------------------------
+
+LOOKS_LIKE_CHAT = re.compile(r"\s*(?:array\(|\[)[\s\[(]*\{.{0,4000}?['\"](?:role|from)['\"]\s*:", re.S)
+LEFT_ALONE = {"role", "content", "name", "weight", "cache_control", "type", "text"}  # of a message, or of a part of one
+OF_OTHER_MODELS = ("images", "image", "videos", "audios", "tools")  # columns
+
+
+def loaded(text):
+    """The value that a text spells in JSON or as a Python literal; anything else is returned unchanged."""
+    if not isinstance(text, str):
+        return text
+    for load_text in (json.loads, ast.literal_eval):
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return load_text(text)
+    return text
+
+
+def chat(prompt: list, where: str) -> list[dict]:
+    """Chat messages, each with its content as one text.
+
+    Raises ValueError for another form, for a tool's message, and for anything beside the text, which would be lost.
+    """
+    whole = []
+    for message in prompt:
+        try:
+            parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
+            content = "".join(part if isinstance(part, str) else part["text"] for part in parts)
+            whole.append({"role": "" + message["role"], "content": content})
+            lost = [name for part in [message, *parts] if isinstance(part, dict) for name in part if part[name]]
+            lost = [name for name in lost if name not in LEFT_ALONE]
+            lost += [part["type"] for part in parts if isinstance(part, dict) and part.get("type", "text") != "text"]
+        except (KeyError, TypeError) as error:
+            cause = "another form of chat, or an image or sound"
+            expected = 'messages like {"role": "user", "content": text}'
+            raise malformed(where, f"the message {str(message)[:90]!r}", cause, expected) from error
+        if lost or message["role"] in ("tool", "function"):
+            got = f"a message of the role {message['role']} with {', '.join(lost) or 'its result'}"
+            raise malformed(where, got, "calls of tools, images or thoughts, which are not read", "role and content")
+    return whole
+
+
+def read_prompt(prompt, where: str):
+    """A prompt, text or chat messages. Raises ValueError for one that is neither, is empty, or ends with the answer."""
+    if isinstance(prompt, str) and LOOKS_LIKE_CHAT.match(prompt):  # chat messages as text
+        text, prompt = prompt, loaded(prompt)
+        if not isinstance(prompt, list):
+            cause = "NumPy's or pandas' print of messages: write them with json.dumps"
+            raise malformed(where, f"a text like messages that cannot be read, {text[:60]!r}", cause, EXPECTED)
+    prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
+    cause = ""
+    if not isinstance(prompt, (str, list)):
+        cause = f"a column of another meaning, or one that was converted to {type(prompt).__name__}"
+    elif not prompt or isinstance(prompt, str) and prompt.isspace():
+        cause = "an empty row"
+    elif isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
+        cause = "messages that end with the answer"
+    if cause:
+        raise malformed(where, f"prompt {str(prompt)[:60]!r}", cause, EXPECTED)
+    return prompt
+
+
+def question(prompt) -> str:
+    """The text that asks: of chat messages the last."""
+    return prompt[-1]["content"] if isinstance(prompt, list) else prompt
+
+
+# --- Characters ------------------------------------------------------------------------------------------------------
+
+# JSON reads \frac with one backslash as a form feed and rac. These characters have no other use.
+EATEN = re.compile(r"[\a\b\f\v][A-Za-z]*|\n(?:eq|leq|geq|abla|otin|subseteq)(?![A-Za-z])")
+EATEN_IN_FORMULA = re.compile(r"[\t\r][A-Za-z]+")
+FORMULA = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]", re.S)
+
+
+def texts(value) -> list[str]:
+    """All texts within a value."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in texts(part)]
+
+
+def check_text(where: str, value, *, program: bool, formula: bool = False) -> None:
+    """Raise ValueError for a text that is no Unicode, or in which JSON has read the beginning of a LaTeX command.
+
+    program  tabs and ends of lines may stand before anything
+    formula  all of it is one
+    """
+    for text in texts(value):
+        if text.isprintable():  # most are, and that is quickly found
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            cause = "a file in another encoding, such as UTF-16 or Latin-1, or half of a \\u pair"
+            raise malformed(where, f"{text[:60]!r}", cause, "text in UTF-8") from error
+        formulas = [text] if formula else FORMULA.findall(text)
+        eaten = next(filter(None, map(EATEN_IN_FORMULA.search, formulas)), None) or EATEN.search(text)
+        if eaten and not program:
+            cause = "LaTeX with one backslash in JSON, which makes a control character of \\f: double the backslash"
+            raise malformed(where, f"{eaten[0]!r} in {text[:60]!r}", cause, "LaTeX as \\\\frac in JSON")
+
+
+def legible(text: str) -> str:
+    """The text as models write it: nothing invisible, and in plain width if its digits are wide.
+
+    The invisible ones that join letters or keep them apart stay: they spell words of Persian or Hindi.
+
+    >>> legible("8\\u200b"), legible("（１，２）"), legible("10²"), legible("是，不是")
+    ('8', '(1,2)', '10²', '是，不是')
+    """
+    plain_width = normalize("NFKC", text) if re.search("[０-９]", text) else text
+    return "".join(sign for sign in plain_width if category(sign) != "Cf" or sign in "\u200c\u200d").strip()
+
+
+# --- References ------------------------------------------------------------------------------------------------------
+
+FIELDS = ("ground_truth", "final_answer", "answer", "target", "value")  # of a reference that is an object
+NO_ANSWER = {"proof", "notfound", "not found", "n/a", "nan", "null", "undefined answer"}
+COUNTDOWN = "a Countdown game, for which any expression of that value is right: grade it with --reward"
+SPELT = re.compile(r"\s*(?:\{\s*['\"].*\}|\[.*\])\s*", re.S)  # an object or a list, as JSON or Python writes it
+GAP = r"(?:[\s~]|\\[ ,;:]|\\q?quad(?![a-z]))+"
+LABEL = re.compile(rf"(?:\(([A-H])\)|([A-H])[).:]){GAP}(.+)", re.S)  # (B) 4
+LEAD = re.compile(r"(?:\b(?:is|are|equals)|[:=])\W*$")  # not "A solution exists", of which "A solution" is no lead
+WHOLE = re.compile(r"([0-9]{1,4})(?:\.0+)?")
+PLAIN = re.compile(r"-?[0-9.,/]+")  # a number, in which no letter need be looked for
+
+
+def unpacked(answer) -> str:
+    """The text of a reference, which may stand in a list of one or be the only known field of an object, also as text.
+
+    >>> unpacked("['72']"), unpacked({"ground_truth": 5}), unpacked("She has 3 + 4 = 7.\\n#### 7"), unpacked("[1, 2]")
+    ('72', '5', '7', '[1, 2]')
+    """
+    value = loaded(answer) if isinstance(answer, str) and SPELT.fullmatch(answer) else answer
+    if isinstance(value, dict):
+        names = [name for name in FIELDS if name in value]
+        if {"numbers", "nums"} & value.keys() or len(names) != 1:
+            raise ValueError(
+                COUNTDOWN if {"numbers", "nums"} & value.keys() else f"an object with the fields {[*value]}"
+            )
+        return unpacked(value[names[0]])
+    if isinstance(value, list) and len(value) == 1:
+        return unpacked(value[0])
+    if isinstance(value, list) and (value is answer or all(isinstance(item, str) for item in value)):
+        raise ValueError(f"a list of {len(value)} answers")
+    return as_text(answer)  # also [1, 2], an interval
+
+
+def as_text(value) -> str:
+    """A text or an integer as legible text, behind its last ####. Raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError(f"it is a {type(value).__name__}, and must be text or an integer; store it as text")
+    return legible(str(value).rpartition("####")[2])
+
+
+def math_reference(answer, prompt: str) -> str:
+    """The reference of a math row: its text, behind a lead as an answer's, or what verify reads of a box in it.
+
+    Raises ValueError if an answer that holds its only number or formula alone would be wrong, as far as is known
+    without SymPy.
+    """
+    text = unpacked(answer)
+    if not text:
+        return ""
+    if PLAIN.fullmatch(text) or BOXES.search(text):
+        value = text
+    elif label := LABEL.fullmatch(unmarked(text).strip("$")):
+        value = f"({label[1] or label[2]}) {label[3].strip()}"
+    else:
+        value = stated(end_taken_off(text))
+        value = value if LEAD.search(text.partition(value)[0]) else text
+    if value.casefold().strip(" .") in NO_ANSWER:
+        raise ValueError(f"{value!r} stands for a missing answer")
+    if not PLAIN.fullmatch(value) and (only := alone(value, prompt)):
+        right = equal(f"{BOX}{only}}}", value, prompt, symbolic=False)
+        if not right and (right is False or "=" not in value):  # "Sum = 7" is for SymPy to say
+            raise ValueError(f"a reference that says more than its value: the answer {only} would be wrong")
+    return value
+
+
+def code_reference(answer, row: dict) -> str:
+    """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
+
+    A function's name may stand in the row's `metadata` (DeepCoder's lcbv5). Tests in another form raise ValueError,
+    LookupError, TypeError, AttributeError or RecursionError.
+    """
+    tests = loaded(answer)
+    if isinstance(tests, dict) and {"input", "output"} <= tests.keys():  # CodeContests
+        tests = {"inputs": tests["input"], "outputs": tests["output"]}
+    about = loaded(row.get("metadata"))
+    name = isinstance(about, dict) and (about.get("func_name") or about.get("fn_name"))
+    if name and isinstance(tests, list):
+        tests = [{"fn_name": name} | test for test in tests]
+    texts(tests)  # takes more of the stack than a worker will: RecursionError for what could not be read there
+    text = json.dumps(tests)
+    read_tests(text)
+    return text
+
+
+def read_answer(answer, row: dict, task: str, prompt, where: str) -> str:
+    """The reference of a row's answer, in the form that its grader reads. Raises ValueError if there is none.
+
+    One of `choice` is the text that place_choices looks at.
+    """
+    reference = ""
+    cause = "an unlabelled row, no tests, or another notation"
+    try:
+        if task == "code":
+            reference = code_reference(answer, row)
+        elif task == "math" and {"nums", "numbers"} & row.keys() and "target" in row:
+            cause = COUNTDOWN
+        elif task == "math":
+            reference = math_reference(answer, question(prompt))
+        else:
+            reference = as_text(answer)
+            if task != "choice" and TASKS[task].grade(reference, reference) is False:
+                cause = "a reference that would not be right as an answer"
+                reference = ""
+    except ValueError as error:
+        cause = str(error)
+    except (LookupError, TypeError, AttributeError):
+        pass  # what Python says of it helps nobody
+    if not reference:
+        expected = f"an answer for `{task}` (docs/data.md)"
+        error = malformed(where, f"answer {str(answer)[:60]!r}", cause, expected)
+        raise Unusable(str(error)) if task != "code" else error
+    return reference
+
+
+def option_of(reference: str, offered: dict[str, str]) -> str | None:
+    """The label of the option that a reference names by its label, its words or both; None if that is none, or two.
+
+    >>> [option_of(text, {"A": "Rome", "B": "2 km"}) for text in ("B", "(b) 2 km", "rome", "B. Rome", "C")]
+    ['B', 'B', 'A', None, None]
+    """
+    named = {label for label, text in offered.items() if plain(unmarked(text)) == plain(unmarked(reference))}
+    letter, rest = labelled(reference)
+    if number := re.fullmatch(r"\W*([0-9]{1,2})(?:[).:]\s*(.*))?\W*", reference, re.S):
+        letter, rest = number[1], number[2] or ""
+    own = offered.get(letter or "", "" if offered else rest)
+    if letter and (letter in offered or not offered and letter.isalpha()):
+        if not rest.strip(" .)") or plain(unmarked(rest)) == plain(unmarked(own)):
+            named.add(letter)
+    return named.pop() if len(named) == 1 else None
+
+
+def place_choices(name: str, rows: list[Row], index: str | None) -> tuple[list[str | None], str]:
+    """(for each `choice` row of a source its option's label, None if it has none; how the references were read).
+
+    name   of the source
+    index  --choice-index: whole numbers are indices from "0" or "1", or "words"; None: as the whole source says.
+           Whole numbers are labels or words if each is one, else indices from 0
+    Raises ValueError if that cannot be known.
+    """
+    offered = [options(question(row.prompt)) for row in rows]
+    named = [option_of(row.answer, choices) for row, choices in zip(rows, offered)]
+    whole = [WHOLE.fullmatch(row.answer) for row in rows]
+    if not all(whole) or index == "words":
+        return named, "labels or words of options"
+    numbers = [int(match[1]) for match in whole if match]
+    first = int(index or 0)
+    letters = [[*choices] or list("ABCDEFGHIJ") for choices in offered]
+    counted = [labels[n - first] if 0 <= n - first < len(labels) else None for n, labels in zip(numbers, letters)]
+    problem = ""
+    if not index and all(named):
+        if None in counted or counted == named:
+            return named, "labels or words of options"
+        problem = "options by their labels or words, and as indices from 0 other ones"
+    elif not index and None in counted:
+        problem = f"no option as an index from 0 ({rows[counted.index(None)].where})"
+    elif not index and len(rows) >= 20 and 0 not in numbers:
+        problem = "never 0, as if they counted from 1"
+    if problem:
+        flags = "give --choice-index 0, --choice-index 1 or --choice-index words"
+        raise ValueError(f"--data {name}: whole numbers as references of `choice`, {problem}: {flags}")
+    return counted, f"indices from {first}"
+
+
+# --- Rows ------------------------------------------------------------------------------------------------------------
 
 
 def field(row: dict, names: Iterable[str]):
@@ -232,282 +507,148 @@ def field(row: dict, names: Iterable[str]):
             return value
 
 
-def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueError:
-    """The error for a row without a value under any of these names, which `flag` gives."""
-    there = [name for name, value in row.items() if value is not None and not isinstance(value, dict)]
-    there += [f"{name}.{inner}" for name, value in row.items() if isinstance(value, dict) for inner in value]
-    cause = f"an unlabelled row, or another name of the column: {flag} NAME"
-    return malformed(where, f"nothing under {' or '.join(names)}, but under {sorted(there)}", cause, EXPECTED)
-
-
-# The operations of a pickled text. No other pickle is read: unpickling may call anything, and fill all memory.
-TEXT = {
-    "PROTO",
-    "FRAME",
-    "UNICODE",
-    "BINUNICODE",
-    "SHORT_BINUNICODE",
-    "BINUNICODE8",
-    "MEMOIZE",
-    "PUT",
-    "BINPUT",
-    "STOP",
-}
-
-
-def private_tests(text: str):
-    """The tests that LiveCodeBench keeps packed (base64 of zlib of a pickled JSON text), or that a text spells.
-
-    Raises TooLong if those packed are of more than MAX_TESTS bytes, which are never held in memory.
-    """
-    with suppress(ValueError, zlib.error):
-        inflater = zlib.decompressobj()
-        pickled = inflater.decompress(base64.b64decode(text, validate=True), MAX_TESTS)
-        if inflater.unconsumed_tail:
-            raise TooLong
-        operations = list(islice(pickletools.genops(pickled), len(TEXT)))
-        if {operation.name for operation, _, _ in operations} <= TEXT:
-            [packed] = [value for _, value, _ in operations if isinstance(value, str)]
-            return json.loads(packed)  # not as a Python literal too, which takes 500 bytes for each of the text's
-    return references.loaded(text)
-
-
-def code_answer(answer, row: dict) -> str:
-    """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
-
-    A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5). Tests in another form raise
-    ValueError, LookupError, TypeError, AttributeError or RecursionError.
-    """
-    tests = private_tests(answer) if isinstance(answer, str) else answer
-    if isinstance(tests, dict) and {"input", "output"} <= tests.keys():  # CodeContests
-        tests = {"inputs": tests["input"], "outputs": tests["output"]}
-    name = field({"of": references.loaded(row.get("metadata"))}, ["of.func_name", "of.fn_name"])
-    if name and isinstance(tests, list):
-        tests = [{"fn_name": name} | test for test in tests]
-    texts(tests)  # takes more of the stack than a worker will: RecursionError for what could not be read there
-    text = json.dumps(tests)
-    read_tests(text)
-    return text
-
-
-def chat(prompt: list, where: str) -> list[dict]:
-    """Chat messages, each with its content as one text. Raises ValueError for another form, or parts without text."""
-    whole = []
-    for message in prompt:
-        try:
-            parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
-            content = "".join(part if isinstance(part, str) else part["text"] for part in parts)
-            whole.append({"role": "" + message["role"], "content": content})
-        except (KeyError, TypeError) as error:
-            cause = "another form of chat, or an image or sound"
-            expected = 'messages like {"role": "user", "content": text}'
-            raise malformed(where, f"the message {str(message)[:90]!r}", cause, expected) from error
-    return whole
-
-
-def read_prompt(prompt, where: str):
-    """A prompt, text or chat messages. Raises ValueError for one that is neither, is empty, or ends with the answer."""
-    if isinstance(prompt, str) and re.match(r"\s*\[\s*\{.*['\"](?:role|from)['\"]\s*:", prompt, re.S):
-        prompt = references.loaded(prompt)  # chat messages as text
-    prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
-    cause = ""
-    if not isinstance(prompt, (str, list)):
-        cause = "a column of another meaning"
-    elif not prompt or isinstance(prompt, str) and prompt.isspace():
-        cause = "an empty row"
-    elif isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
-        cause = "messages that end with the answer"
-    if cause:
-        raise malformed(where, f"prompt {str(prompt)[:60]!r}", cause, EXPECTED)
-    return prompt
-
-
-def read_answer(answer, row: dict, task: str, where: str) -> str:
-    """The reference of a row's answer, in the form that its grader reads. Raises ValueError if there is none."""
-    reference = ""
-    cause = "an unlabelled row, no tests, or another notation"
-    try:
-        if task == "code":
-            reference = code_answer(answer, row)
-        elif task == "math" and {"nums", "numbers"} & row.keys() and "target" in row:
-            cause = references.COUNTDOWN
-        elif task == "math":
-            reference = references.reduced(answer)
-        elif type(answer) in (str, int):
-            reference = references.letter(answer) if task == "choice" else references.legible(str(answer))
-    except ValueError as error:
-        cause += f": {error}"
-    except (LookupError, TypeError, AttributeError):
-        pass  # what Python says of it helps nobody
-    if not (reference and references.right_for_itself(reference, task)):
-        expected = f"an answer for `{task}` (docs/data.md)"
-        error = malformed(where, f"answer {str(answer)[:60]!r}", cause, expected)
-        raise references.Unusable(str(error)) if task != "code" else error
-    return reference
-
-
-def parse_row(row, where: str, task: str | None, columns, own: bool = False, source: int = 0) -> Row:
-    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable.
-
-    own     as in `read_source`
-    source  its position
-    """
+def parse_row(row, where: str, task: str | None, reading: Reading, source: int = 0) -> Row:
+    """Check a row's fields. task, source: of its source. Raises ValueError naming `where` if it is unusable."""
     if not isinstance(row, dict):
         raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
-    prompt, answer = (field(row, names) for names in columns)
-    if prompt is None:
-        raise missing(row, where, columns[0], "--prompt-column")
-    if answer is None and not own:
-        raise missing(row, where, columns[1], "--answer-column")
+    prompt, answer = (field(row, names) for names in reading.columns)
+    for value, names, flag in zip((prompt, reading.own or answer), reading.columns, ("prompt", "answer")):
+        if value is None:
+            cause = f"an unlabelled row, or another name of the column: --{flag}-column NAME"
+            raise malformed(where, f"nothing under {' or '.join(names)}, but under {columns_of(row)}", cause, EXPECTED)
+    if lost := [name for name in OF_OTHER_MODELS if row.get(name)]:
+        raise malformed(where, f"a column {lost[0]}", "a prompt for a model that sees or calls tools", "text alone")
     prompt = read_prompt(prompt, where)
-    task = OWN if own else str(task or row.get("task") or "math")
+    task = OWN if reading.own else str(task or row.get("task") or "math")
+    check_text(where, prompt, program=task in ("code", OWN))
     behind = answer.rpartition("####")[2] if isinstance(answer, str) else answer
-    check_text(where, [prompt, behind], program=task in ("code", OWN))
-    if own:
+    check_text(where, behind, program=task in ("code", OWN), formula=True)
+    if reading.own:
         text = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, default=str)
         return Row(where, prompt, text, OWN, source)
     if task not in TASKS:
         cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
-    return Row(where, prompt, read_answer(answer, row, task, where), task, source)
+    if task == "choice" and not options(question(prompt)):
+        check_options(row, where, reading)
+    return Row(where, prompt, read_answer(answer, row, task, prompt, where), task, source)
 
 
-def texts(value) -> list[str]:
-    """All texts within a value."""
-    if isinstance(value, str):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for part in parts for text in texts(part)]
+def columns_of(row: dict) -> list[str]:
+    """Names of the fields that have a value, and of those within them."""
+    there = [name for name, value in row.items() if value is not None and not isinstance(value, dict)]
+    return sorted(
+        [*there, *(f"{name}.{inner}" for name, part in row.items() if isinstance(part, dict) for inner in part)]
+    )
 
 
-# JSON reads \frac with one backslash as a form feed and rac. Behind a tab or the end of a line, only these letters are
-# the rest of a command; those that are words too (\ne, \nu, \parallel) not where prose may end a line.
-COMMANDS = {
-    r"\t": "ext extbf extit extrm extsf extsc exttt extstyle extnormal heta imes an anh au frac o op ilde binom ag "
-    "riangle riangleq riangleleft riangleright herefore hickapprox hicksim hinspace woheadrightarrow",
-    r"\n": "eq abla ot otin leq geq subseteq supseteq atural earrow warrow onumber ormalsize olimits ewline ewcommand "
-    "rightarrow leftarrow leftrightarrow Rightarrow Leftarrow sim cong gtr prec succ vdash",
-    r"(?<![^\W\d_]{2})(?<![.:;,!?\n\r])\n": "u e(?![).:]) i(?![).:]) eg mid less parallel exists",
-    r"\r": "ho ight ightarrow ightharpoonup ightleftharpoons angle floor ceil vert Vert brace brack m oot aise times "
-    "ule ef",
-}
-EATEN = re.compile(
-    r"[\b\f\v][A-Za-z]*|"
-    + "|".join(f"{behind}(?:{'|'.join(rest.split())})(?![A-Za-z])" for behind, rest in COMMANDS.items())
-)
-
-
-def check_text(where: str, value, *, program: bool) -> None:
-    """Raise ValueError for a text that is no Unicode, or in which JSON has read the beginning of a LaTeX command.
-
-    program  tabs and ends of lines may stand before anything
-    """
-    for text in texts(value):
-        if text.isprintable():  # most are, and that is quickly found
-            continue
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            cause = "a file in another encoding, such as UTF-16 or Latin-1, or half of a \\u pair"
-            raise malformed(where, f"{text[:60]!r}", cause, "text in UTF-8") from error
-        if match := not program and EATEN.search(text):
-            near = text[max(0, match.start() - 20) : match.end() + 20]
-            cause = "LaTeX with one backslash in JSON, which makes a control character of \\f: double the backslash"
-            raise malformed(where, f"{near!r}", cause, "LaTeX as \\\\frac in JSON")
-
-
-# --- Prompts of all sources ------------------------------------------------------------------------------------------
-
-
-def usable(name, number, task, ready, prompts, *, columns, skip_unusable, own) -> Iterator[Row]:
-    """Yield the usable rows of a source; arguments as in `read_source`.
-
-    The columns of the first row that are not read are added to `prompts` too: a question whose choices or text stand in
-    a column of their own would be asked without them.
-    """
-    taken = {"task", "metadata", *chain.from_iterable(columns)}
-    taken |= {name.partition(".")[0] for name in taken}
-    left_out = count = 0
-    for where, fields in read(name):
-        count += 1
-        try:
-            row = parse_row(fields, where, task, columns, own, number)
-            ready.check(row)
-        except TooLong:
-            prompts.too_long += 1
-            continue
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, RecursionError):
-                error = malformed(where, str(error), "values nested in hundreds of levels", EXPECTED)
-            a_few = isinstance(error, references.Unusable)
-            left_out += a_few
-            if not (skip_unusable or a_few):
-                raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
-            prompts.unusable.append(str(error))
-            continue
-        prompts.unread.setdefault(number, [name for name in fields if name not in taken])
-        yield row
-    if left_out > references.MOST_LEFT_OUT * count and not skip_unusable:
-        first = prompts.unusable[-left_out]
-        raise ValueError(f"{first}; {left_out} of {count} rows have no usable answer; --skip-unusable leaves them out")
+def check_options(row: dict, where: str, reading: Reading) -> None:
+    """Raise ValueError if the options of a prompt without any stand in columns of their own."""
+    read_as = {name.partition(".")[0] for name in chain.from_iterable(reading.columns)}
+    lists = [name for name in row if name not in read_as and isinstance(row[name], (list, dict)) and len(row[name]) > 1]
+    if lists or {"A", "B"} <= row.keys():
+        cause = "options that the model would not see: write them into the prompt, each on a line, as in `A. Rome`"
+        raise malformed(where, f"a prompt without options, and a column {[*lists, 'A'][0]}", cause, "options in it")
 
 
 RENDERED = "begin or end with a special token, which the chat template or the tokenizer writes itself"
 CONFLICT = "repeat a prompt with another answer, and the earlier row counts"
 
 
-def read_source(
-    name, number, task, ready, prompts, *, evaluate, columns=(("prompt",), ("answer",)), skip_unusable=False, own=False
-):
+def usable(name: str, number: int, task: str | None, ready, prompts, reading: Reading) -> list[Row]:
+    """The usable rows of a source. `prompts`, data.Data, gets what is wrong with others, and columns that are not read.
+
+    A question whose choices or text stand in such a column would be asked without them.
+    """
+    taken = {"task", "metadata", *chain.from_iterable(reading.columns)}
+    taken |= {name.partition(".")[0] for name in taken}
+    rows: list[Row] = []
+    left_out: list[str] = []  # for their reference
+    count = 0
+    for where, fields in read(name):
+        count += 1
+        try:
+            row = parse_row(fields, where, task, reading, number)
+            ready.check(row)
+        except Unusable as error:
+            left_out.append(str(error))
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, RecursionError):
+                error = malformed(where, str(error), "values nested in hundreds of levels", EXPECTED)
+            if not reading.skip_unusable:
+                raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
+            prompts.unusable.append(str(error))
+        else:
+            prompts.unread.setdefault(number, [name for name in fields if name not in taken])
+            rows.append(row)
+    if any(row.task == "choice" for row in rows):
+        rows = placed(name, rows, left_out, prompts, reading.choice_index)
+    prompts.unusable += left_out
+    if len(left_out) > MOST_LEFT_OUT * count and not reading.skip_unusable:
+        got = f"{left_out[0]}; {len(left_out)} of {count} rows have no usable answer"
+        raise ValueError(f"{got}; --skip-unusable leaves them out")
+    return rows
+
+
+def placed(name: str, rows: list[Row], left_out: list[str], prompts, index: str | None) -> list[Row]:
+    """The rows with options as references of `choice`; those without one are added to left_out."""
+    choices = [row for row in rows if row.task == "choice"]
+    labels, prompts.choices[name] = place_choices(name, choices, index)
+    label_of = {row.where: label for row, label in zip(choices, labels)}
+    kept = []
+    for row in rows:
+        if label := label_of.get(row.where, row.answer):
+            kept.append(row._replace(answer=label))
+        else:
+            cause = "none of the options that the prompt offers"
+            left_out.append(str(malformed(row.where, f"answer {row.answer[:60]!r}", cause, "an answer for `choice`")))
+    return kept
+
+
+# --- Prompts of all sources ------------------------------------------------------------------------------------------
+
+
+def read_source(name: str, number: int, task: str | None, ready, prompts, reading: Reading):
     """(rows with their prompt for the first time; those that repeat one; tasks of all) of a source.
 
     number, task   of the source
     ready, prompts  data.Tokeniser, data.Data
                    `prompts` gets what is wrong with rows, and a warning if some begin or end with a special token
-    columns        (names for the prompt's column, names for the answer's); of each, the first that a row has counts
-    skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
-    own            a function of one's own grades the completions (--reward): answers may have any form, or be missing
     """
     marks = tuple(token.content for token in ready.tokenizer.added_tokens_decoder.values() if token.special)
     first: dict[str, Row] = {}  # data.identity -> row
     repeated: list[Row] = []
-    tasks = set()
     places: dict[str, list[str]] = {RENDERED: [], CONFLICT: []}  # places of rows
-    try:
-        for row in usable(name, number, task, ready, prompts, columns=columns, skip_unusable=skip_unusable, own=own):
-            tasks.add(row.task)
-            earlier = first.setdefault(data.identity(row.prompt), row)
-            if earlier is not row:
-                repeated.append(row)
-                if not evaluate and earlier.answer != row.answer:
-                    places[CONFLICT].append(row.where)
-            if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
-                places[RENDERED].append(row.where)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
+    rows = usable(name, number, task, ready, prompts, reading)
+    for row in rows:
+        earlier = first.setdefault(data.identity(row.prompt), row)
+        if earlier is not row:
+            repeated.append(row)
+            if not reading.evaluate and earlier.answer != row.answer:
+                places[CONFLICT].append(row.where)
+        if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
+            places[RENDERED].append(row.where)
     prompts.warnings += [
         f"{len(them)} rows, the first {them[0]}, {problem}" for problem, them in places.items() if them
     ]
-    return list(first.values()), repeated, tasks
+    return list(first.values()), repeated, {row.task for row in rows}
 
 
-def read_sources(
-    sources, tokenizer, *, budget, validation=data.VALIDATION_PROMPTS, vocabulary=None, evaluate=False, **reading
-):
+def read_sources(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMPTS, vocabulary=None, **settings):
     """The prompts of a run (data.Data), split, those for validation tokenised (see the top of this file).
 
     sources     one or several, as --data takes them
     budget      tokens per prompt; longer prompts are left out when they are drawn
     validation  prompts to hold out of every source
     vocabulary  tokens that the model knows, if not all of the tokenizer's
-    evaluate    nothing is trained on: sources may share rows, and rows a prompt
-    reading     as in `read_source`
+    settings    of a Reading
     Raises ValueError for a malformed or repeated source, a malformed row, a prompt in training and validation, or if no
     prompt of a source fits the budget.
     """
     names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
+    reading = Reading(**settings)
     ready = data.Tokeniser(tokenizer, budget=budget, vocabulary=vocabulary)
     prompts = data.Data(data.Prompts(ready), data.Prompts(ready), weights=weights)
     owned: list[set[str]] = []  # by source: its tasks
@@ -517,7 +658,7 @@ def read_sources(
             train, new, too_long = embedded(name, number, validation, ready.fits)
             its_tasks = {name}
         else:
-            first, repeated, its_tasks = read_source(name, number, task, ready, prompts, evaluate=evaluate, **reading)
+            first, repeated, its_tasks = read_source(name, number, task, ready, prompts, reading)
             train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, fits=ready.fits)
             prompts.duplicates += len(repeated)
             prompts.others.rows += repeated if weight else repeated + train
@@ -531,9 +672,9 @@ def read_sources(
         prompts.sizes.append(len(train) if weight else 0)
         prompts.train.rows += train if weight else []
     prompts.tasks = set().union(*owned)
-    ready.curves = curves(labels(names), owned, weights)
+    ready.curves = curves(names_in_log(names), owned, weights)
     prompts.validation += filter(None, data.Prompts(ready, held))
-    if not evaluate:
+    if not reading.evaluate:
         data.check_leakage(held, prompts.train)
     return prompts
 
@@ -552,3 +693,19 @@ def curves(names: Sequence[str], owned: Sequence[set[str]], weights: Sequence[fl
     owners = Counter(task for tasks, weight in zip(owned, weights) if weight for task in tasks)
     numbered = enumerate(zip(names, owned, weights))
     return {(n, task): name for n, (name, its, weight) in numbered for task in its if owners[task] > 1 or not weight}
+
+
+def unreadable(prompts, timeout: float, skip_unusable: bool) -> list[str]:
+    """A warning about the math references in a sample of data.Prompts that no answer can be compared with, or [].
+
+    They are read in a worker. Raises ValueError for more than MOST_LEFT_OUT of the sample, unless skip_unusable.
+    """
+    asked = [prompt for prompt in prompts if prompt.task == "math"]
+    asked = asked[:: len(asked) // SAMPLE + 1]
+    pairs = [("\\boxed{?}", prompt) for prompt in asked if not PLAIN.fullmatch(prompt.answer)]
+    errors = [score.error for score in verdicts(pairs, timeout=timeout) if score.error.startswith(UNREADABLE)]
+    if len(errors) > MOST_LEFT_OUT * len(asked) and not skip_unusable:
+        got = f"{len(errors)} of {len(asked)} references cannot be compared with any answer: {errors[0]}"
+        raise ValueError(f"{got}; --skip-unusable goes on, and answers to such rows get no verdict")
+    title = f"WARNING: {len(errors)} of {len(asked)} references cannot be compared, and get no verdict. The first:"
+    return ["\n  ".join([title, *errors[:3]])] if errors else []

@@ -159,6 +159,11 @@ class Settings:
     )
     prompt_column: list[str] = flag("field of the prompt; of several the first found", EVALUATION, ("prompt",))
     answer_column: list[str] = flag("field of the answer; of several the first found", EVALUATION, ("answer",))
+    choice_index: str | None = flag(
+        "whole numbers as references of choice: indices from 0 or 1, or words of options (docs/data.md)",
+        EVALUATION,
+        choices=("0", "1", "words"),
+    )
     template: list[str] = flag(
         "variables of the chat template, as enable_thinking=false", EVALUATION, (), metavar="NAME=VALUE"
     )
@@ -424,7 +429,7 @@ def check_logged(log, flags):
         choices = FIELDS[name].metadata.get("choices") or [value]
         if name == "loss" and ":" not in str(value):
             choices = LOSSES
-        if not isinstance(value, tuple(kinds)) or value not in choices:
+        if not isinstance(value, tuple(kinds)) or value not in (*choices, None):
             got = f"got {option(name)} {as_given(value)} in the last config row of {log}"
             raise ValueError(
                 f"{got}; expected a value of that flag. Mend the row, or start a new run with another --out"

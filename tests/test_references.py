@@ -1,125 +1,76 @@
-"""Claims about plumbing/references.py: math references become their value, or are refused with their row."""
-
-import json
-import random
+"""Claims about the references of plumbing/prompts.py: read in five forms, placed among options, or unusable."""
 
 import pytest
-from conftest import refuses, write_rows
+from conftest import jsonl, refuses, write_rows
 from test_data import tokenizer  # noqa: F401
 
 import data
 from plumbing import prompts as sources
-from plumbing import references
+from verify.graders import right
 
-RANDOM = random.Random(28)
-WORDS = ["Paris", "Tuesday", "três", "Bücher", "yes"]
-FORMS = ["{0}", "-{0}", "{0}.5", "${0}$", "\\frac{{{0}}}{{7}}", "{0}/11", "{0}%", "{0},000"]
-
-
-def values(count=50):
-    number = [RANDOM.randint(2, 9999) for _ in range(count)]
-    return [FORMS[n % 8].format(n) for n in number]
-
-
-PHRASES = "The answer is {}|the answer is: {}.|Answer: {}|So the final answer is {}.|Solution: {}|The result is {}"
-
-
-@pytest.mark.parametrize(
-    "phrase", f"{PHRASES}|answer = {{}}|Therefore, the value is {{}}.|The answer is: the answer is {{}}".split("|")
+READ = {  # a reference -> what is compared
+    "7": "7", "\ufeff8\u200b": "8", "（－１．５，２）": "(-1.5,2)", "10²": "10²", "می\u200cشود": "می\u200cشود",
+    "She has 3 + 4 = 7 left.\n#### 7": "7",
+    "['34']": "34", '{"ground_truth": 5}': "5", "{'answer': ['x=2'], 'style': 'rule'}": "x=2", "[72]": "72",
+    r"\textbf{(B)}\ 4": "(B) 4", r"$\textbf{(B) }\frac12$": r"(B) \frac12", "C. 4": "(C) 4",
+    "The answer is 5.": "5", "x is 4": "4", "Solution: no solution": "no solution", "answer = Paris": "Paris",
+    "The value of $x$ is $4$.": "$4$", "Solution is: $[x=1, y=2]$.": "$[x=1, y=2]$",
+}  # fmt: skip
+STAY = (
+    r"[1, 2]|(3, 4]|\{1, 2\}|{1, 2}|x = 2 or x = 3|There is no solution.|12 square metres|does not exist|236 adult, 34"
+    r"2 child|5:30 pm|3 million|50 percent|10和11之间|\begin{pmatrix} 1 \\ 2 \end{pmatrix}|Thus it is \boxed{5}.|x^2 + C"
+    r"|3 \text{ cm and } 4|\sin x \cos y \tan z|if x > 0 or y < 0|A and C|3 \pmod 7|2 (3)|f (x)|P(A)|12_5|"
+    r"9 (3 apples)|A solution exists and is unique.|x = 7|n \ge 3|Sum = 7|Area = 7"
 )
-def test_a_phrase_before_a_value_or_a_word_is_taken_off(phrase):
-    for value in values(10) + WORDS + ["x=2", "\\{1, 2\\}", "no solution"]:
-        assert references.reduced(phrase.format(value)) == value
 
 
-def test_lists_of_one_and_objects_are_unpacked():
-    for value in values(20) + WORDS:
-        for packed in ([value], {"ground_truth": value}, {"answer": value, "style": "rule"}, {"target": [value]}):
-            for spelt in (packed, json.dumps(packed), str(packed)):
-                assert references.reduced(spelt) == value
-    assert references.reduced("[72]") == references.reduced([72]) == references.reduced({"value": 72}) == "72"
+@pytest.mark.parametrize("answer", [*READ, *STAY.split("|")])
+def test_a_reference_is_the_text_behind_a_lead_or_four_crosses_in_a_list_of_one_or_an_object_or_beside_a_letter(answer):
+    assert sources.math_reference(answer, "What is it?") == READ.get(answer, answer)
 
 
-PLAIN = {
-    "\ufeff8\u200b": "8",
-    "（－１．５，２）": "(-1.5,2)",
-    "10²": "10²",  # NFKC would make it 102
-    "（1，2）": "（1，2）",  # its digits are plain: a model may write it so
-    "می\u200cشود": "می\u200cشود",  # joiners spell words
-}
+UNUSABLE = {  # a reference -> the cause
+    **dict.fromkeys(
+        "only 7|exactly 7|7 (C)|Choice (C) 7|7 (seven)|C - 7|C \\quad 7|about 7|7 as desired|Max: 7|Yes, 7|(a) 7|"
+        "18 or more|\\boxed{\\text{C. }7}".split("|"),
+        "more than its value: the answer [0-9]+ ?.? ?would be wrong",
+    ),
+    "Proof.": "a missing answer", "The answer is notfound": "a missing answer", "['7', '8']": "a list of 2 answers",
+    '{"numbers": [1, 2], "target": 3}': "Countdown", '{"a": 1, "b": 2}': "the fields .'a', 'b'.",
+    '{"answer": 1, "value": 2}': "the fields .'answer', 'value'.",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "value"), PLAIN.items())
-def test_invisible_characters_and_full_width_digits_are_none_of_a_value(given, value):
-    assert references.reduced(given) == value
-    row = {"prompt": "a", "answer": given, "task": "text"}
-    assert sources.parse_row(row, "f:1", None, (["prompt"], ["answer"])).answer == value
+@pytest.mark.parametrize("reference", UNUSABLE)
+def test_what_says_more_than_its_only_value_or_has_none_is_unusable(reference, tmp_path, tokenizer):
+    write_rows(path := tmp_path / "a.jsonl", [{"prompt": f"{n}", "answer": a} for n, a in enumerate([1, reference])])
+    refuses(f"a.jsonl:2: .*`math`.*{UNUSABLE[reference]}", sources.read_sources, str(path), tokenizer, budget=9)
 
 
-LABELLED = {
-    r"\textbf{(B)}\ 4": "(B) 4",
-    r"$\textbf{(B) }\frac12$": r"(B) \frac12",
-    "C. 4": "(C) 4",
-    "(a) 4": "4",
-    "x is 4": "4",
-    "The value of $x$ is $4$.": "$4$",
-    "about 4": "4",
-    "Max: 4": "4",
-    "4, as desired": "4",
-    "Yes, 4": "4",
-}
-
-
-@pytest.mark.parametrize(("given", "value"), LABELLED.items())
-def test_labels_and_phrases_around_a_value_are_taken_off_and_a_capital_letter_stays_as_another_answer(given, value):
-    assert references.reduced(given) == value
-
-
-def test_integers_of_a_choice_are_letters():
-    row = {"prompt": "a", "answer": 2, "task": "choice"}
-    assert sources.parse_row(row, "f:1", None, (["prompt"], ["answer"])).answer == "C"
+@pytest.mark.parametrize("reference, value", [("Area = 7", "7"), ("7 since 3+4=7", "7"), ("Sum = 7", "")])
+def test_what_only_sympy_finds_unusable_gets_no_verdict(reference, value):
+    verdict = right(r"\boxed{8}", reference, "What is it?")
+    assert verdict is False if not value else verdict.startswith("expected a reference answer")
 
 
 def test_up_to_a_20th_of_the_rows_are_left_out_for_their_reference_and_more_end_the_run(tmp_path, tokenizer):
     path = tmp_path / "a.jsonl"
-    sentence = "It is the largest of all the numbers that there are"
     for unusable in (1, 2):
-        answers = [sentence] * unusable + [1] * (20 - unusable)
+        answers = ["exactly 7"] * unusable + [1] * (20 - unusable)
         write_rows(path, [{"prompt": f"{n}", "answer": answer} for n, answer in enumerate(answers)])
         if unusable == 1:
             [error] = sources.read_sources(str(path), tokenizer, budget=9).unusable
-            assert "a.jsonl:1: " in error and "a sentence" in error
+            assert "a.jsonl:1: " in error
     refuses("a.jsonl:1: .*; 2 of 20 rows .*--skip-unusable", sources.read_sources, str(path), tokenizer, budget=9)
 
 
-REFUSED = {
-    "Proof.": "a missing answer",
-    "The answer is notfound": "a missing answer",
-    "He has 3 apples and 4 pears left": "a sentence",
-    "Because $x$ is even, $x = 2$ is the only one": "a sentence",
-    "It converges because the terms fall to zero": "a sentence",
-    "['7', '8']": "a list of 2 answers",
-    '{"numbers": [1, 2], "target": 3}': "Countdown",
-    '{"a": 1, "b": 2}': "the fields .'a', 'b'.",
-    '{"answer": 1, "value": 2}': "the fields .'answer', 'value'.",
-}
-
-
-@pytest.mark.parametrize("reference", REFUSED)
-def test_what_is_no_value_is_refused_with_its_row_and_cause(reference, tmp_path, tokenizer):
-    path = tmp_path / "a.jsonl"
-    rows = [{"prompt": f"{n}", "answer": answer} for n, answer in enumerate([1, reference])]
-    write_rows(path, rows)
-    refuses(f"a.jsonl:2: .*`math`.*{REFUSED[reference]}", sources.read_sources, str(path), tokenizer, budget=9)
-
-
 def test_references_that_no_answer_can_be_compared_with_are_warned_of_and_refused_if_more_than_a_20th_are(monkeypatch):
-    monkeypatch.setattr(references, "SAMPLE", 20)  # of 40 rows every second is tried
+    monkeypatch.setattr(sources, "SAMPLE", 20)  # of 40 rows every second is tried
 
     def found(broken, skip=False):
         answers = ["<answer>1</answer>" if n < broken else f"{n}" for n in range(39)]
         rows = [data.Prompt(n, (1,), "1?", answer, "math") for n, answer in enumerate(answers)]
-        return references.unreadable([*rows, data.Prompt(39, (1,), "1?", "<answer>", "text")], 5.0, skip)
+        return sources.unreadable([*rows, data.Prompt(39, (1,), "1?", "<answer>", "text")], 5.0, skip)
 
     [warning] = found(broken=2)
     assert warning.startswith("WARNING: 1 of 20 references cannot")
@@ -127,15 +78,58 @@ def test_references_that_no_answer_can_be_compared_with_are_warned_of_and_refuse
     assert "WARNING: 2 of 20" in found(broken=3, skip=True)[0]
 
 
-KEPT = (
-    r"[1, 2]|(3, 4]|\{1, 2\}|{1, 2}|x = 2 or x = 3|no solution|There is no solution.|12 square metres|does not exist"
-    r"|\text{the function is even for all x and odd for none}|236 adult, 342 child|5:30 pm|10和11之间|3 hours|undefined"
-    r"|\begin{pmatrix} 1 \\ 2 \end{pmatrix}|The whole solution of many words ends in \boxed{5}|3 \text{ cm and } 4|none"
-    r"|\sin x \cos y \tan z|if x > 0 or y < 0|[x, y]|A and C|1,000 miles per hour|No|(2)|2 (3)|f (x)|3(x+1)|P(A)"
-    r"|sin (x)|(1, 2)|x (1)|9 (3 apples)|A solution exists and is unique."
-)
+# --- choice ---
+
+LETTERS, DIGITS, NUMBERS = "A. Mars\nB. Venus\nC. Earth", "1. Mars\n2. Venus\n3. Earth", "A. 2\nB. 3\nC. 4"
+PLACED = {  # options, references, --choice-index -> labels, and how they were read
+    (LETTERS, "A|(b)|C.|c|mars|B. Venus|The answer is (C).", None): "A B C C A B C",
+    (DIGITS, "3|(2)|Mars|2. Venus", None): "3 2 1 2",
+    (LETTERS, "2|0", None): "C A",
+    (LETTERS, "2.0|1|0", None): "C B A",
+    (LETTERS, "3|1", "1"): "C A",
+    (LETTERS, "|".join("12" * 10), "0"): " ".join("BC" * 10),
+    (NUMBERS, "3|4", None): "B C",
+    (NUMBERS, "2|2", "words"): "A A",
+    (DIGITS, "1|2", "0"): "2 3",
+    ("", "A|B", None): "A B",
+}
 
 
-@pytest.mark.parametrize("text", KEPT.split("|"))
-def test_other_values_stay_as_they_are(text):
-    assert references.reduced(text) == text
+def choices(offered, references, index):
+    rows = [data.Row("a:1", f"Which ({n})?\n{offered}", answer, "choice") for n, answer in enumerate(references)]
+    return sources.place_choices("a", rows, index)
+
+
+@pytest.mark.parametrize("case", PLACED, ids=str)
+def test_a_reference_of_choice_is_an_option_of_its_prompt_by_label_words_or_an_index_of_the_whole_source(case):
+    labels, how = choices(case[0], case[1].split("|"), case[2])
+    assert labels == PLACED[case].split()
+    numbers = case[1][0].isdigit() and (case[0] == LETTERS or case[2] == "0")
+    assert how == (f"indices from {case[2] or 0}" if numbers else "labels or words of options")
+
+
+@pytest.mark.parametrize("offered, references, words", [
+    (LETTERS, "3|1", "no option as an index from 0 .a:1.: .*--choice-index 1 or"),  # as KMMLU counts
+    (LETTERS, "|".join("12" * 10), "never 0"),
+    (DIGITS, "1|2", "by their labels or words, and as indices from 0 other ones"),
+    (NUMBERS, "2|2", "by their labels or words, and as indices"),
+])  # fmt: skip
+def test_whole_numbers_that_may_be_read_in_two_ways_are_refused_with_the_flag(offered, references, words):
+    refuses(f"--data a: .*{words}", choices, offered, references.split("|"), None)
+
+
+def test_what_is_no_option_is_unusable_and_options_in_a_column_of_their_own_are_refused(tmp_path, tokenizer):
+    def load(rows):
+        (tmp_path / "a.jsonl").write_text(jsonl(rows), encoding="utf-8")
+        return sources.read_sources(f"{tmp_path}/a.jsonl:1:choice", tokenizer, budget=99)
+
+    asked = [{"prompt": f"which {n}|a: one b: two", "answer": "one"} for n in range(20)]
+    found = load([*asked, {"prompt": "which|a: one b: two", "answer": "three"}])
+    assert {prompt.answer for prompt in found.validation} == {"A"} and "'three'" in found.unusable[0]
+    assert [*found.choices.values()] == ["labels or words of options"]
+    for more in ({"choices": ["one", "two"]}, {"A": "one", "B": "two"}):
+        refuses(
+            "a.jsonl:1: .*options that the model would not see: write them",
+            load,
+            [{"prompt": "w", "answer": "A"} | more],
+        )

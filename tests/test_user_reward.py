@@ -147,10 +147,10 @@ def test_parameters_are_matched_by_name_or_all_of_them_by_position(write, source
 
 def test_rows_need_no_answer_and_may_have_any():
     given = [{"prompt": "a"}, {"prompt": "b", "answer": 1.5}, {"prompt": "c", "answer": {"x": [1]}, "task": "mine"}]
-    kept = [sources.parse_row(row, "f:1", None, (["prompt"], ["answer"]), own=True) for row in given]
+    kept = [sources.parse_row(row, "f:1", None, sources.Reading(own=True)) for row in given]
     assert [row.answer for row in kept] == ["", "1.5", '{"x": [1]}'] and {row.task for row in kept} == {"own"}
     with pytest.raises(ValueError):
-        sources.parse_row(given[0], "f:1", None, (["prompt"], ["answer"]))
+        sources.parse_row(given[0], "f:1", None, sources.Reading())
 
 
 @pytest.fixture

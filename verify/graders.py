@@ -65,6 +65,7 @@ from verify.mathematics import (
     equal,
     final_expression,
     last_sentence,
+    right_alone,
     right_for_itself,
     said,
     tagged,
@@ -111,8 +112,9 @@ def math(answer: str, reference: str) -> bool | str:
 def right(expression: str, reference: str, prompt: str) -> bool | str:
     """The verdict on a final expression, or a text: why there is none. No time limit."""
     verdict = equal(expression, reference, prompt)
-    if verdict is None or not verdict and not right_for_itself(reference):
-        return f"{UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
+    if verdict is None or not verdict and not (right_for_itself(reference) and right_alone(reference, prompt)):
+        cause = "a broken row of the data, or one that says more than its value"
+        return f"{UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: {cause}"
     return verdict and not given_back(expression, reference, prompt)
 
 
@@ -249,7 +251,7 @@ TASKS = dict.fromkeys(EMBEDDED_TASKS, OF_EMBEDDED) | {
         math,
         [("It is \\boxed{\\frac{1}{2}}.", "0.5"), ("Answer: $x+1$", "1+x"), ("\\boxed{12\\text{ cm}}", "12")],
         [("It is not 12.", "12"), ("\\boxed{12\\text{ crore}}", "12"), ("\\boxed{5+7}", "12")],
-        "It is the largest of all the numbers that there are",
+        "exactly 7",
     ),
     "code": Task(
         code,

@@ -182,7 +182,7 @@ CHARACTERS = str.maketrans({
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", **{chr(0x2080 + digit): f"_{{{digit}}}" for digit in range(10)},
     **{ord(sign) + 0xFEE0: sign for sign in ascii_letters + digits + "+-*/=()%<>|"}})
 # fmt: on
-LABEL = re.compile(r"\(([A-Z])\) (?=.)")  # of a reference: (B) 4 (plumbing/references.py)
+LABEL = re.compile(r"\(([A-Z])\) (?=.)")  # of a reference: (B) 4 (plumbing/prompts.py)
 BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 PAIR = re.compile(r"^(?:\(|\\\{|\[(?=[^,]*,[^,]*\]$))")  # [5, 2] is not the pair (5, 2)
 N = "[0-9]{1,4}"
@@ -446,6 +446,19 @@ def words(text: str) -> list[str] | None:
     return sorted(parts if all(parts) else [plain(bare)])
 
 
+# --- Words beside the value of a reference
+
+MAY_HAVE_WORDS = re.compile(r"[^\W\d_]{2}|[A-Ha-h][).:-]|[A-H]")
+WORDS = re.compile(
+    rf"\\text ?\{{[^{{}}]*\}}|(?<![\w\\{{+*/^_-])(?<![{{+*/^_] )(?!(?:{FUNCTIONS}|max|min){AFTER_WORD})"
+    r"[^\W\d_]{2,}(?![\w}+*/^_-])(?! [}+*/^_])"
+)
+OPTION_LETTER = re.compile(  # before or behind a value
+    r"^(?:[A-H](?: ?[-–—] ?| )|\(?[A-Ha-h](?:[).:] ?))(?=[-0-9.\\]+)|(?<=[0-9}]) ?\([A-H]\)$"
+)
+VALUED = re.compile(r"[0-9]|(?<![A-Za-z\\])[b-zB-Z](?![A-Za-z])|\\(?:pi|infty|frac|sqrt|oslash|emptyset)")
+
+
 def variables(text: str) -> bool:
     """Whether letters may be a product of variables rather than a word: abc, xyz, but not yes."""
     letters = re.sub(r"[\s{}-]", "", text)
@@ -457,16 +470,19 @@ def spelt(text: str) -> str:
     return "".join(re.sub(r"\\text ?\{([^{}]*)\}", r"\1", text).split())
 
 
-def equal(expression: str, reference: str, prompt: str = "") -> bool | None:
-    """Whether `expression`, from final_expression, equals the reference; None if that cannot be read. No time limit."""
+def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = True) -> bool | None:
+    """Whether `expression`, from final_expression, equals the reference; None if that cannot be read. No time limit.
+
+    symbolic  False: None, too, where only SymPy would know
+    """
     known = f"{reference}\n{prompt}".casefold()
     text = said(expression, known)
     if label := LABEL.match(reference):
         letter, rest = labelled(text)
         value = value_of(reference)
         if letter and rest.strip():
-            return letter == label[1] and equal(f"{BOX}{rest}}}", value, prompt)
-        return letter == label[1] or equal(expression, value, prompt)
+            return letter == label[1] and equal(f"{BOX}{rest}}}", value, prompt, symbolic)
+        return letter == label[1] or equal(expression, value, prompt, symbolic)
     if degenerate(text, len(reference)):
         return spelt(normalise(text)) == spelt(normalise(value_of(reference))) != ""
     wanted: set = set()
@@ -485,7 +501,44 @@ def equal(expression: str, reference: str, prompt: str = "") -> bool | None:
         return "base" in known or "binary" in known  # 1101 is 1101_2 if the prompt says so
     if not expression.startswith(BOX) and not is_formula(text, known):
         return words(right) is not None and words(right) == words(answer)
-    return compared(right, answer)
+    return compared(right, answer) if symbolic else None
+
+
+def alone(reference: str, prompt: str = "") -> str | None:
+    """The only number or formula of a reference that has words or an option's letter beside it; None for another.
+
+    An answer that holds it alone should be right: else the reference says more than its value, or is no value.
+
+    >>> [alone(text) for text in ("Area = 7", "7 since 3+4=7", "It is $x=1, y=2$.", "7 (C)", "C - 7")]
+    ['7', '7', 'x=1, y=2', '7', '7']
+    >>> [alone(text) for text in ("x = 7", "x^2 + C", "x=2 or x=3", "2:45 PM", "no solution", "3x, 7")]
+    [None, None, None, None, None, None]
+    """
+    value = value_of(reference)
+    if not MAY_HAVE_WORDS.search(re.sub(r"\\(?!text)[A-Za-z]+", "", value)):
+        return None
+    formulas = re.findall(r"\$([^$]+)\$", value)
+    if formulas and WORDS.search(re.sub(r"\$[^$]+\$", ";", value)):
+        values = {formula.strip(" .,") for formula in formulas}
+    else:
+        text = normalise(value, f"{reference}\n{prompt}".casefold())
+        kept = (
+            DATE.fullmatch(text) or QUANTITIES.match(text) or BASE.search(text) or re.search(r"\\(?:pmod|begin)", text)
+        )
+        rest = OPTION_LETTER.sub(";", WORDS.sub(";", text).strip())
+        if kept or rest == text.strip():
+            return None
+        parts = [part for piece in re.split(r";|\band\b|\bor\b", rest) for part in parted(piece, ",")]
+        values = {parted(part, "=")[-1].strip(" .:-") for part in parts}
+    values = {value for value in values if VALUED.search(value) and not re.fullmatch("[(]?[A-H][)]?", value)}
+    return values.pop() if len(values) == 1 else None
+
+
+@lru_cache(maxsize=256)
+def right_alone(reference: str, prompt: str) -> bool:
+    """Whether an answer that holds the reference's only number or formula alone is right, if there is one."""
+    value = alone(reference, prompt)
+    return value is None or equal(f"{BOX}{value}}}", reference, prompt) is True
 
 
 def degenerate(text: str, length: int) -> bool:

@@ -88,7 +88,7 @@ class RunLog:
             self.size_before = (self.out / "log.jsonl").stat().st_size  # it is there since it was locked
             self.screen = Screen(args.steps, processes.hours, virtual=self.virtual)
             stop = partial(processes.heartbeat.stop, failed=True)
-            monitor = Monitor(self.screen.write, stop)
+            monitor = Monitor(self.screen.write, stop, args.loss)
             self.observers: list = [self.screen, monitor, Figure(self.out, draw)]
 
     def count_lost(self, state):
@@ -336,11 +336,13 @@ class Monitor:
 
     write  a function of a text, for the screen
     stop   a function of a reason: asks for the end of the run
+    loss   its name, or FILE.py:FUNCTION of the user's own
     """
 
-    def __init__(self, write, stop):
+    def __init__(self, write, stop, loss):
         self.write = write
         self.stop = stop
+        self.loss = loss
         self.truncated = deque(maxlen=TRUNCATED_STEPS)
         self.flat = self.skipped = self.far = 0  # steps in a row
         self.near = deque(maxlen=10)  # log_rho_youngest of earlier steps, as it should be
@@ -387,6 +389,8 @@ class Monitor:
             self.warn(f"the gradient of step {row['step']} was not finite; its update was skipped")
         if self.skipped >= SKIPPED_STEPS:
             cause = "an importance ratio without upper bound (dapo and grpo have none where the advantage is negative)"
+            if ":" in self.loss:
+                cause = f"nan or inf in what --loss {self.loss} returns"
             self.stop(f"no gradient of the last {SKIPPED_STEPS} steps was finite; likely cause: {cause}, or --lr")
         self.flat = 0 if row["gradient_norm"] else self.flat + 1
         if self.flat == FLAT_STEPS:

@@ -1,8 +1,8 @@
 """--loss FILE.py:FUNCTION: a loss of the user's own, which is trusted: it runs with all rights of its user.
 
-It is called as FUNCTION(logprobs, gen_logprobs, advantages, mask), with arguments as for loss.cispo. It returns (B, T),
-per token, to be maximised. Its parameters are the function's keyword defaults. The log's `clipped` is null, since
-nobody says where its bound acts.
+It is called with logprobs, gen_logprobs, advantages and mask, as for loss.cispo, or with those of them that it names.
+It returns (B, T), per token, to be maximised. Its parameters are the function's keyword defaults. The log's `clipped`
+is null, since nobody says where its bound acts.
 
 Deviation: losses of one's own are no part of the paper.
 
@@ -10,6 +10,8 @@ Run by settings.py. Test: pytest tests/test_user_loss.py
 """
 
 import os
+import sys
+import threading
 
 import torch
 
@@ -17,11 +19,13 @@ from loss import LOSSES, Loss
 from pipeline import Fault
 from verify import user_reward
 
+HANGS = 600.0  # seconds after which a call counts as hanging, in virtual time too, where no heartbeat watches it
+
 
 def register_own_loss(spec):
     """Load the function and put it into loss.LOSSES under `spec`. Raises ValueError if it cannot be loaded."""
     function = user_reward.load(spec, ("logprobs", "gen_logprobs", "advantages", "mask"))
-    LOSSES[spec] = Loss(checked_at_each_call(function, spec), unknown, {})
+    LOSSES[spec] = Loss(objective_of(function, spec), unknown, {})
 
 
 def unknown(logprobs, gen_logprobs, advantages, mask):
@@ -29,42 +33,24 @@ def unknown(logprobs, gen_logprobs, advantages, mask):
     return torch.full(mask.shape, float("nan"), device=mask.device)
 
 
-def checked_at_each_call(function, spec):
-    """The objective with this function: raises Fault if a call raises, ends the process, forks it or has another shape.
+def objective_of(function, spec):
+    """The objective with this function. It raises Fault if a call raises, exits, or returns what is no loss."""
 
-    Training would otherwise go on with what is no loss, or end without a word.
-    """
-    calling = False
-    forked = False
-
-    def in_parent():
-        nonlocal forked
-        forked = forked or calling
-
-    def in_child():
-        if calling:  # it would go on as a second rank of the same number
-            os._exit(1)
-
-    if hasattr(os, "fork"):
-        os.register_at_fork(after_in_parent=in_parent, after_in_child=in_child)
+    def hangs():
+        print(f"train.py: error: --loss {spec} has not returned for {HANGS:g} s", file=sys.stderr, flush=True)
+        os._exit(1)  # the main thread is in its code
 
     def objective(*inputs):
-        nonlocal calling
         logprobs, *_, mask = inputs
-        versions = [tensor._version for tensor in inputs]  # autograd counts the writes into a tensor
-        calling = True
+        watch = threading.Timer(HANGS, hangs)
+        watch.daemon = True
+        watch.start()
         try:
             values = function(*inputs)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # whatever the user's function raises, sys.exit too
+        except (Exception, SystemExit) as error:  # whatever the user's function raises
             raise Fault(f"--loss {spec} raised {user_reward.place(error, user_reward.parsed(spec)[0])}") from error
         finally:
-            calling = False
-        if forked:
-            raise Fault(f"--loss {spec} started a process by os.fork: expected a function of its arguments alone")
-        if versions != [tensor._version for tensor in inputs]:
-            raise Fault(f"--loss {spec} wrote into its arguments: expected a function that leaves them as they are")
+            watch.cancel()
         if not isinstance(values, torch.Tensor) or values.shape != mask.shape:
             got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise Fault(f"--loss {spec}: expected a tensor of the shape of mask, (B, T); got {got}")

@@ -49,7 +49,7 @@ class Logged:
         processes = MagicMock(rank=rank, devices=3, generator_ranks=range(1, 3), hours="device-hours")
         processes.clock, processes.heartbeat.final = lambda: self.now, False
         processes.lock = None if rank else lock_log(out)
-        args = SimpleNamespace(out=str(out), virtual=None, steps=9, think_end=None)
+        args = SimpleNamespace(out=str(out), virtual=None, steps=9, loss="cispo")
         self.log = RunLog(args, processes, 1000, state or {}, lambda: self.work, evaluate.draw)
         self.log(**CONFIG)
         self.log.clock.start()
@@ -157,7 +157,8 @@ def validation(**columns):
     ([FLAT] * 9 + [USUAL] + [FLAT] * 9, 0, ""),
     ([FLAT] * 19, 1, "10 batches in a row had no gradient.*pass rate of the last batch 0.500.*--think-end"),
     ([SKIPPED] * 4 + [USUAL] + [SKIPPED] * 4, 8, "^WARNING: the gradient of step 1 was not finite"),
-    ([SKIPPED] * 5, 6, "ENDED no gradient of the last 5 steps was finite"),
+    ([SKIPPED] * 5, 6, "ENDED no gradient of the last 5 steps was finite; likely cause: an importance ratio"),
+    ([SKIPPED] * 5, 6, "ENDED .*; likely cause: nan or inf in what --loss losses.py:mine returns"),
     # A verifier that fails on more than 1 % of the last 10 steps' 200 groups, of the first step's as of 100 ...
     ([USUAL] * 9 + [{"failed_groups": 2}], 0, ""),
     ([USUAL] * 9 + [{"failed_groups": 3, "failures": [*BROKEN[:2], UNREADABLE]}], 4,
@@ -174,8 +175,9 @@ def validation(**columns):
     ([RAISED] * 3, 1, "^NO VERDICT b:0: raised KeyError$"),
 ])  # fmt: skip
 def test_what_is_warned_of_and_what_ends_a_run(rows, count, words):
+    loss = "losses.py:mine" if "losses.py" in words else "cispo"
     lines = []
-    monitor = Monitor(lines.append, lambda reason: lines.append(f"ENDED {reason}"))
+    monitor = Monitor(lines.append, lambda reason: lines.append(f"ENDED {reason}"), loss)
     monitor(CONFIG)
     for number, row in enumerate(rows, 1):
         monitor(STEP | TIMES | {"step": number} | row)

@@ -18,8 +18,8 @@ READ = {  # a reference -> what is compared
 }  # fmt: skip
 STAY = (
     r"[1, 2]|(3, 4]|\{1, 2\}|{1, 2}|x = 2 or x = 3|There is no solution.|12 square metres|does not exist|236 adult, 34"
-    r"2 child|5:30 pm|3 million|50 percent|10和11之间|\begin{pmatrix} 1 \\ 2 \end{pmatrix}|Thus it is \boxed{5}.|x^2 + C"
-    r"|3 \text{ cm and } 4|\sin x \cos y \tan z|if x > 0 or y < 0|A and C|3 \pmod 7|2 (3)|f (x)|P(A)|12_5|"
+    r"2 child|5:30 pm|3 million|50 percent|10和11之间|\begin{pmatrix} 1 \\ 2 \end{pmatrix}|Thus it is \boxed{5}.|x^2"
+    r" + C|3 \text{ cm and } 4|\sin x \cos y \tan z|if x > 0 or y < 0|A and C|3 \pmod 7|2 (3)|f (x)|P(A)|12_5|"
     r"9 (3 apples)|A solution exists and is unique.|x = 7|n \ge 3|Sum = 7|Area = 7"
 )
 

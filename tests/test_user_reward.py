@@ -1,11 +1,12 @@
 """Claims about a reward of one's own (verify/user_reward.py, --reward): graded, within its limit, whatever it does."""
 
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import Finished, ended, read_rows, rows
+from conftest import Finished, ended, read_rows, refuses, rows
 
 import loss
 import reward
@@ -134,15 +135,44 @@ def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_l
     assert [warning.startswith(error) for warning in warnings] == [True] * bool(error)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def grade(more='', *, answer, completion, prompt): return prompt, completion, answer",
-        "def grade(prompt, b, c='', d=3): return prompt, b, c",
-    ],
-)
-def test_parameters_are_matched_by_name_or_all_of_them_by_position(write, source):
-    assert user_reward.load(write(source))("?", "17", "18") == ("?", "17", "18")
+TAKEN = {  # a signature -> what it gets of prompt "?", completion "17" and answer "18"
+    "prompt, completion, answer": ("?", "17", "18"),
+    "more='', *, answer, completion, prompt": ("?", "17", "18"),
+    "answer, completion, strict=False, **more": ("17", "18"),
+    "completion": ("17",),
+    "completion, answer=None": ("17", "18"),
+}
+
+
+@pytest.mark.parametrize("signature", TAKEN)
+def test_a_function_gets_those_of_the_three_that_it_names_in_any_order(write, signature):
+    names = [name for name in user_reward.PARAMETERS if name in signature]
+    assert (
+        user_reward.load(write(f"def grade({signature}): return ({', '.join(names)},)"))("?", "17", "18")
+        == TAKEN[signature]
+    )
+
+
+@pytest.mark.parametrize("signature", [
+    "solution_str, ground_truth, method='strict'", "written, reference", "completions, **kwargs",
+    "prompt, completion, gold", "*args", "**kwargs", "", "prompt, /, completion",
+])  # fmt: skip
+def test_a_function_with_other_names_is_refused_with_the_two_lines_to_write(write, signature):
+    lines = r"add `def named\(prompt, completion, answer\):` and `    return grade\(…\)`.*:named"
+    refuses(
+        rf"(?s)got grade\({re.escape(signature)}\); {lines}", user_reward.load, write(f"def grade({signature}): pass")
+    )
+
+
+def test_a_file_beside_one_that_is_called_like_ours_gets_its_own_neighbour_and_we_keep_ours(write, tmp_path):
+    (tmp_path / "data.py").write_text("import reward\nWHO = reward.WHO")
+    (tmp_path / "reward.py").write_text("WHO = 'theirs'")
+    late = "import data\ndef grade(completion):\n  from reward import WHO\n  return data.WHO, WHO"
+    assert user_reward.load(write(late))("?", "17", "18") == ("theirs", "theirs")
+    import data
+    import reward as ours
+
+    assert data.Prompt is Prompt and ours is reward
 
 
 def test_rows_need_no_answer_and_may_have_any():

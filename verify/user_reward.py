@@ -63,17 +63,6 @@ def place(error: BaseException, path: str) -> str:
     return f"{type(error).__name__}: {said}{where}"[:LONGEST]
 
 
-def end_copy(original: int) -> None:
-    """End this process if it is no longer the original one, but a copy of it that the user's file has forked.
-
-    original  its id
-    """
-    if os.getpid() != original:
-        message = f"WARNING: {OWN} forked, and the copy came back from its code; it is ended: call os._exit in a fork"
-        print(message, file=sys.stderr, flush=True)
-        os._exit(0)
-
-
 def load(spec: str, parameters=PARAMETERS):
     """A file, which is run -> its function, to be called with the values of all `parameters`, in this order.
 
@@ -89,11 +78,9 @@ def load(spec: str, parameters=PARAMETERS):
     folder = os.path.dirname(module.__file__)
     sys.path.append(folder)  # its neighbours; behind our modules, for those that are imported late by others
     vars(module)["__builtins__"] = vars(builtins) | {"__import__": neighbours_first(folder)}
-    us = os.getpid()
     try:
         with open(path, "rb") as file:
             exec(compile(file.read(), path, "exec"), vars(module))
-        end_copy(us)
     except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise ValueError(f"{path} cannot be loaded: {place(error, path)}") from error
     function = getattr(module, name, None)
@@ -161,10 +148,8 @@ def taken_out(names: set[str]) -> dict[str, ModuleType]:
 
 def called(function, spec: str, job: tuple[str, str, str]) -> float | str:
     """The function's v for (prompt, completion, answer), or, beginning with OWN, why there is none."""
-    us = os.getpid()
     try:
         value = function(*job)
-        end_copy(us)
         value = value.item() if getattr(value, "shape", None) == () else value  # NumPy's numbers and booleans
         if value is None:
             return OWN
@@ -172,5 +157,4 @@ def called(function, spec: str, job: tuple[str, str, str]) -> float | str:
             return float(value)
         return f"{OWN}: expected a number from 0 to 1, a bool or None, got {value!r:.80} of type {type(value).__name__}"
     except (Exception, SystemExit) as error:  # whatever the user's function raises
-        end_copy(us)
         return f"{OWN} raised {place(error, parsed(spec)[0])}"

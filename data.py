@@ -448,16 +448,20 @@ class Tokeniser:
         """
         shape = tuple(message["role"] for message in row.prompt) if isinstance(row.prompt, list) else ()
         if self.careful or shape not in self.shapes:
+            if shape not in self.shapes and self.render(row) is None:
+                cause = "a chat template for another form of messages, or a broken one"
+                expected = "the text of the last user message in the rendered prompt"
+                raise malformed(row.where, "a prompt without it", cause, expected)
             self(row)
             self.shapes.add(shape)
 
     def __call__(self, row: Row, index: int = 0) -> Prompt | None:
-        """The prompt; None if it has more tokens than the budget, or an answer of more than MAX_ANSWER bytes.
+        """The prompt; None if its question is lost, or it has too many tokens, or an answer of over MAX_ANSWER bytes.
 
         Raises ValueError for what cannot be rendered or tokenised.
         """
         text = self.render(row)
-        if len(text) > self.longest:  # before tokenising, which takes long for megabytes
+        if text is None or len(text) > self.longest:  # before tokenising, which takes long for megabytes
             return None
         ids = self.ids(text)
         if self.unknown & set(ids):
@@ -483,8 +487,8 @@ class Tokeniser:
         ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids[:-1] if special and ids[-1:] == [self.tokenizer.eos_token_id] else ids
 
-    def render(self, row: Row) -> str:
-        """The row's prompt as one text, up to where the completion starts."""
+    def render(self, row: Row) -> str | None:
+        """The row's prompt as one text, up to where the completion starts; None if its question is not in it."""
         chat = isinstance(row.prompt, list)
         if not self.tokenizer.chat_template:
             if chat:
@@ -493,8 +497,29 @@ class Tokeniser:
             return row.prompt
         messages = row.prompt if chat else [{"role": "user", "content": row.prompt}]
         try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return rendered(self.tokenizer, messages, add_generation_prompt=True)
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             cause = "a chat template that takes no system message, or wants user and assistant to take turns"
             raise malformed(row.where, f"{error} (roles: {roles})", cause, "a chat that the template takes") from error
+
+
+def rendered(tokenizer, messages: list[dict], **variables) -> str | None:
+    """Chat messages as one text, by the tokenizer's template, with contents as texts or else as lists of text parts.
+
+    None if the text of the last user message is in neither, spaces aside. Raises TemplateError if neither is taken.
+    """
+    asked = [message["content"] for message in messages if message["role"] == "user"][-1:]
+    parts = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    failures: list[Exception] = []
+    for form in (messages, parts):
+        try:
+            text = tokenizer.apply_chat_template(form, tokenize=False, **variables)
+        except (TemplateError, TypeError) as error:
+            failures.append(error)
+            continue
+        if all("".join(question.split()) in "".join(text.split()) for question in asked):
+            return text
+    if len(failures) == 2:
+        raise TemplateError(str(failures[0]))
+    return None

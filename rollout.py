@@ -50,6 +50,7 @@ import torch
 from jinja2 import TemplateError
 from transformers.cache_utils import Cache, DynamicCache
 
+from data import rendered
 from decoding import Graphs, decoder, rounded, unseen
 from experts import Recorder
 from pipeline import Request, Rollout
@@ -377,10 +378,11 @@ def end_of_turn(tokenizer):
     if not tokenizer.chat_template:
         return []
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        text = rendered(tokenizer, messages) or ""
     except TemplateError:  # the prompts decide whether the template can be used
         return []
-    return tokenizer(text.rpartition(answer)[2].strip(), add_special_tokens=False)["input_ids"]
+    _, written, end = text.rpartition(answer)
+    return tokenizer(end.strip(), add_special_tokens=False)["input_ids"] if written else []
 
 
 def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens):

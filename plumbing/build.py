@@ -40,7 +40,9 @@ ENDS = (  # of a turn or a document
     "<|im_end|> <|eot_id|> <|eot|> <|EOT|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <|end_of_turn|> <|return|> "
     "<end_of_turn> <｜end▁of▁sentence｜> </s> <eos>"
 )
-DATE = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")  # of a chat template: its call for the date of today
+TURNS = set(
+    "<|im_start|> <|im_end|> <|eot_id|> <|start_header_id|> <|end_of_turn|> <start_of_turn> [INST] <|user|>".split()
+)
 
 
 def weights_folder(args):
@@ -261,12 +263,18 @@ def read_tokenizer(folder, args, notes):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except json.JSONDecodeError as error:
         raise ValueError(f"its tokenizer.json or tokenizer_config.json cannot be parsed: {error}") from error
+    if not tokenizer("a question", add_special_tokens=False)["input_ids"]:
+        raise ValueError("expected a tokenizer, found no file of one: a prompt would have no tokens")
     template = tokenizer.get_chat_template() if tokenizer.chat_template else ""  # of several the default
-    if "strftime_now" in template:
-        today = datetime.fromisoformat(args.date)
-        tokenizer.chat_template = DATE.sub(lambda call: repr(today.strftime(call[2])), template)
-        notes.append(f"The chat template writes the date: {args.date} in this run, on --resume too (--date)")
     variables = {}
+    if "strftime_now" in template:
+        tokenizer.chat_template = dated(template, datetime.fromisoformat(args.date))
+        notes.append(f"The chat template writes the date: {args.date} in this run, on --resume too (--date)")
+    if not template and args.preset == "paper":
+        turns = sorted(TURNS & tokenizer.get_vocab().keys())
+        notes.append("The model has no chat template: prompts are given as they are")
+        if turns:
+            notes.append(f"WARNING: its vocabulary has {turns[0]}, as of a chat model whose template is missing")
     for text in args.template:
         name, equals, value = text.partition("=")
         if not equals or name not in re.findall(r"\w+", template):
@@ -278,13 +286,21 @@ def read_tokenizer(folder, args, notes):
     return tokenizer
 
 
+def dated(template, day):
+    """A chat template with a `strftime_now` of its own, which writes this day. day: a datetime."""
+    text = "format"
+    for directive in "aAbBcdDeFHIjmMpSTuUwWxXyY":
+        text += f" | replace({f'%{directive}'!r}, {day.strftime(f'%{directive}')!r})"
+    return f"{{%- macro strftime_now(format) %}}{{{{ {text} }}}}{{% endmacro %}}{{{{ '' }}}}{template}"
+
+
 def template_warnings(tokenizer, ends):
     """What a chat template does that one would not expect, as lines. ends: ids that end a completion."""
     lines = []
     with suppress(TemplateError):  # the prompts decide whether the template can be used
-        render = partial(tokenizer.apply_chat_template, [{"role": "user", "content": "a question"}], tokenize=False)
+        render = partial(data.rendered, tokenizer, [{"role": "user", "content": "a question"}])
         prompt = render(add_generation_prompt=True)
-        if prompt == render():
+        if prompt and prompt == render():
             lines.append(f"WARNING: the chat template has no generation prompt; a prompt ends with {prompt[-60:]!r}")
         end = rollout.end_of_turn(tokenizer)
         if not set(end[:1]) & set(ends):

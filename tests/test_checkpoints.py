@@ -166,6 +166,12 @@ TEMPLATES = [  # template, flags, what is printed
     (THINKS, "--template think=true", "error: --model model: --template think=true: expected NAME=VALUE"),
     (DATED, "--date 2026-01-31", "ends with '31.01.2026user:"),
     (DATED, "--date 2026-01-31", "The chat template writes the date: 2026-01-31 in this run"),
+    (
+        DATED.replace("'%d.%m.%Y'", "f").replace("{{ s", "{% set f = '%d %b %Y' %}{{ s", 1),
+        "--date 2026-01-31",
+        "31 Jan 2026u",
+    ),
+    (None, "", "The model has no chat template: prompts are given as they are"),
     (TEMPLATE.partition("{% if")[0], "", "has no generation prompt; a prompt ends with 'user:a question|'"),
 ]
 
@@ -175,7 +181,7 @@ def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, words, c
     tokenizer = character_tokenizer(template=template)
     checkpoints.save_policy(Path("model"), tiny_model(vocab_size=64), tokenizer, None, torch.float32)
     write_rows("d.jsonl", [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(9)])
-    small = "--data d.jsonl --virtual exact --k 0 --prompts 1 --length-control none --max-prompt-tokens 40"
+    small = "--data d.jsonl --virtual exact --k 0 --prompts 1 --think-end none --max-prompt-tokens 40"
     with suppress(SystemExit):
         build.load_prompts(given(f"--model model {small} {flags}"))
     printed = "".join(capsys.readouterr()).replace(f"{Path.cwd()}/", "")

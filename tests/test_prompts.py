@@ -183,6 +183,24 @@ def test_a_token_beyond_the_models_vocabulary_is_refused_with_its_row_and_only_i
     assert len(every(load(rows[:1], vocabulary=45))) == 1
 
 
+PARTS_ONLY = "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}|assistant:"
+FIRST_ALONE = "{{ messages[0].content }}|{% if add_generation_prompt %}assistant:{% endif %}"
+NO_TEXTS = "{% if messages[0].content is string %}{{ raise_exception('no texts') }}{% endif %}" + PARTS_ONLY
+
+
+def test_the_question_must_stand_in_the_rendered_prompt_as_a_text_or_as_a_part():
+    pair = [{"role": "system", "content": "be brief"}, {"role": "user", "content": " what   is it?"}]
+    for template in (PARTS_ONLY, NO_TEXTS, TEMPLATE):
+        (prompt,) = load([{"prompt": pair, "answer": 1}], tokenizer=character_tokenizer(template=template)).validation
+        assert "what   is it?|assistant:" in prompt.text
+    first = character_tokenizer(template=FIRST_ALONE)
+    refuses("a.jsonl:1: expected the text of the last user", load, [{"prompt": pair, "answer": 1}], tokenizer=first)
+    # A later row of the same roles is looked at when it is drawn, and counts as one that is too long.
+    last = character_tokenizer(template="{{ messages[-1].content | replace('b', '') }}|")
+    found = load(rows_of(a=1, b=2), tokenizer=last, validation=2)
+    assert len(every(found)) == 1 and found.too_long + sum(prompt is None for prompt in found.train) == 1
+
+
 RENDERED = [  # prompt, template, whether it begins or ends with a special token
     ([{"role": "user", "content": "<bos>1?"}], "<bos>" + TEMPLATE, True),
     ("<bos>1?", None, True),  # the tokenizer adds its own

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 import data
 import experts
@@ -109,6 +109,7 @@ def prepare(args):
     sizes = memory.Sizes(config, args.dtype)
     args, changes = memory.fit(args, sizes, len(phrase))
     notes += changes
+    check_positions(config, args)
     if not (args.evaluate or args.virtual):
         notes += memory.estimate(args, sizes)
     if args.length_control == "interrupt":
@@ -179,7 +180,7 @@ def show_plan(args):
     folder = weights_folder(args)
     try:
         check_model("--model", folder)
-        config = AutoConfig.from_pretrained(folder)
+        config = read_config(folder)
         checkpoints.check_supported(config)
         if args.generator == "vllm":
             vllm_rollout.check_dense(config)
@@ -219,7 +220,7 @@ def read_model(flag, folder, args, notes):
     notes  a list of lines, to which those on the chat template are added
     """
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = read_config(folder)
         checkpoints.check_supported(config)
         if not args.checkpoint:  # of one to resume trainers read state/, and generators get theirs from them
             checkpoints.check_weights(folder, config)
@@ -240,6 +241,37 @@ def read_model(flag, folder, args, notes):
         expected = "expected a config and a tokenizer that transformers reads"
         raise ValueError(f"{flag} {folder}: {expected}; {type(error).__name__}: {message}") from error
     return config, tokenizer
+
+
+def read_config(folder):
+    """The config of a policy. Raises ValueError for what transformers would not read, or would ignore."""
+    written, _ = PreTrainedConfig.get_config_dict(folder)
+    dtype = str(written.get("dtype") or written.get("torch_dtype"))
+    if dtype.startswith("torch."):
+        raise ValueError(f"dtype {dtype} in its config.json: write {dtype.removeprefix('torch.')}")
+    if written.get("auto_map"):
+        raise ValueError(
+            "auto_map in its config.json names code of its own, which is never run: if it needs none, delete it"
+        )
+    if written.get("is_causal") is False:
+        raise ValueError(
+            "is_causal is false in its config.json: expected a model in which a token sees only those before it"
+        )
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def check_positions(config, args):
+    """Raise ValueError for lengths at which longrope's positions change under a completion.
+
+    Those of `dynamic` change beyond max_position_embeddings, which no length exceeds.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    switch = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    if rope.get("rope_type") == "longrope" and args.max_prompt_tokens + args.max_new_tokens > switch:
+        lengths = f"--max-prompt-tokens {args.max_prompt_tokens} + --max-new-tokens {args.max_new_tokens}"
+        raise ValueError(
+            f"longrope: all positions change beyond {switch} tokens; expected {lengths} to be at most that"
+        )
 
 
 def check_mark(tokenizer, args):

@@ -188,6 +188,32 @@ def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, words, c
     assert words in re.sub(r"\d\+1=", "1+1=", printed)
 
 
+LONGROPE = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 16, long_factor=[2.0] * 16)
+CONFIGS = [  # what a config.json says, and what is said of it
+    ({"dtype": "torch.bfloat16"}, "dtype torch.bfloat16 in its config.json: write bfloat16"),
+    ({"auto_map": {"AutoModel": "x.X"}}, "auto_map in its config.json names code of its own, which is never run"),
+    ({"is_causal": False}, "is_causal is false in its config.json"),
+    (
+        {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 32}},
+        "expected --max-prompt-tokens 40 + --max-new",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, words", CONFIGS)
+def test_a_config_that_would_be_read_in_part_is_refused_with_the_way_out(changes, words, capsys):
+    checkpoints.save_policy(
+        Path("model"), tiny_model(vocab_size=64), character_tokenizer(template=TEMPLATE), None, torch.float32
+    )
+    config = Path("model/config.json")
+    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+    write_rows("d.jsonl", [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(9)])
+    small = (
+        "--data d.jsonl --virtual exact --k 0 --prompts 1 --think-end none --max-prompt-tokens 40 --max-new-tokens 8"
+    )
+    assert words in refused(capsys, f"--model model {small}")
+
+
 # --- Files that somebody else has written ---
 
 

@@ -36,7 +36,7 @@ Test: pytest tests/test_data.py
 import hashlib
 import json
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -410,6 +410,22 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
     if len(pairs) < count:
         raise ValueError(f"expected {count} different texts of the embedded task {task}, found {len(pairs)}")
     return list(pairs.items())
+
+
+def embedded(name: str, number: int, validation: int, fits) -> tuple[list[Row], list[Row], int]:
+    """(training rows, validation rows, how many of those do not fit) of an embedded task."""
+    counts = (EMBEDDED_TASKS[name].prompts, False), (validation, True)
+    sets = (examples(name, count, seed=0, held_out=held) for count, held in counts)
+    train, held = ([Row(name, *pair, name, number) for pair in pairs] for pairs in sets)
+    fitting = list(filter(fits, held))
+    return train, fitting, len(held) - len(fitting)
+
+
+def curves(names: Sequence[str], owned: Sequence[set[str]], weights: Sequence[float]) -> dict[tuple[int, str], str]:
+    """{(source, task): its name} where a curve has not the task's name: several sources train on the task, or none."""
+    owners = Counter(task for tasks, weight in zip(owned, weights) if weight for task in tasks)
+    numbered = enumerate(zip(names, owned, weights))
+    return {(n, task): name for n, (name, its, weight) in numbered for task in its if owners[task] > 1 or not weight}
 
 
 # --- Prompts as tokens -----------------------------------------------------------------------------------------------

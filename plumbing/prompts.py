@@ -30,7 +30,6 @@ import hashlib
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -162,32 +161,28 @@ BUILDERS = {".parquet": "parquet", ".json": "json", ".arrow": "arrow"}  # that `
 
 def read(name: str) -> Iterator[tuple[str, Any]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
-    kind = Path(name.lower()).suffix
-    if os.path.isdir(name):
-        files = [path for path in Path(name).rglob("*") if path.is_file()]
-        if {"state.json", "dataset_dict.json"} & {path.name for path in files}:
-            cause = "a folder of save_to_disk: write files with dataset.to_parquet(FILE) or .to_json(FILE)"
-            raise malformed(f"--data {name}", "state.json or dataset_dict.json", cause, "a folder of data files")
-        kinds = {path.suffix.lower(): path.name for path in sorted(files)}
-        kinds = {
-            kind: path for kind, path in kinds.items() if kind in READERS | BUILDERS and path != "dataset_info.json"
-        }
-        if len(kinds) > 1:  # of which `datasets` would take one
-            cause = "other files beside the data"
-            raise malformed(f"--data {name}", f"{len(kinds)} kinds: {', '.join(kinds.values())}", cause, "one kind")
+    path = Path(name)
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    kinds = {file.suffix.lower(): file.name for file in files}
+    kinds = {kind: file for kind, file in kinds.items() if kind in READERS | BUILDERS and file != "dataset_info.json"}
+    kind = path.suffix.lower()
+    if path.is_dir():
+        problem = f"{len(kinds)} kinds of data: {', '.join(kinds.values())}" if len(kinds) > 1 else ""
+        if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+            problem = "a folder of save_to_disk: write files with dataset.to_parquet(FILE) or .to_json(FILE)"
+        if problem:
+            raise ValueError(f"--data {name}: expected a folder of data files of one kind, got {problem}")
         return read_dataset(name, files, path=name)
-    if os.path.isfile(name):
-        if kind in READERS:
-            return READERS[kind](name)
-        if kind in BUILDERS:
-            return read_dataset(name, [name], path=BUILDERS[kind], data_files=[name])
-        cause = "a packed file, lines of text, which have no answers, or another kind of table"
-        raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, ", ".join(READERS | BUILDERS))
+    if path.is_file() and kind in READERS:
+        return READERS[kind](name)
+    if path.is_file() and kind in BUILDERS:
+        return read_dataset(name, files, path=BUILDERS[kind], data_files=[name])
     hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
-    if hub and not os.path.isdir(name.partition("/")[0]) and kind not in READERS | BUILDERS:
+    if hub and not path.exists() and not Path(path.parts[0]).is_dir() and kind not in READERS | BUILDERS:
         return read_dataset(name, [], path=hub[1], name=hub[2])
-    expected = f"{', '.join(data.EMBEDDED_TASKS)}, a file, a folder or OWNER/NAME on the hub"
-    raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder")
+    got = "a packed file, lines of text, or another kind of table" if path.exists() else "no such file or folder"
+    expected = f"{', '.join([*data.EMBEDDED_TASKS, *READERS, *BUILDERS])}, a folder or OWNER/NAME on the hub"
+    raise ValueError(f"--data {name}: expected {expected}, got {got}")
 
 
 def read_dataset(source: str, files: Iterable, **place) -> Iterator[tuple[str, dict]]:
@@ -195,22 +190,20 @@ def read_dataset(source: str, files: Iterable, **place) -> Iterator[tuple[str, d
 
     files  local ones, which are read anew if one was changed in place. Of several processes one converts them
     """
+    cause = "no network, no train split, several configurations, a broken file, or: pip install -e '.[data]'"
+    failures = (ImportError, OSError, ValueError, EOFError)
     try:
         import datasets  # not a requirement: the embedded tasks, JSONL and CSV do without it
-    except ImportError as error:
-        raise ValueError(
-            f"--data {source} is read by a package that is not installed: pip install -e '.[data]'"
-        ) from error
-    stamps = [(str(file), os.stat(file).st_ctime_ns, os.stat(file).st_size) for file in sorted(files)]
-    if stamps:
-        stamp = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
-        place["cache_dir"] = os.path.join(datasets.config.HF_DATASETS_CACHE, "by_stamp", stamp)
-    try:
+
+        failures += (datasets.exceptions.DatasetsError,)
+        stamps = [(str(file), os.stat(file).st_ctime_ns, os.stat(file).st_size) for file in files]
+        if stamps:
+            stamp = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
+            place["cache_dir"] = os.path.join(datasets.config.HF_DATASETS_CACHE, "by_stamp", stamp)
         rows = datasets.load_dataset(**place, split="train")
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, EOFError) as error:
-        expected = f"{', '.join(data.EMBEDDED_TASKS)}, a file, or what datasets.load_dataset reads (docs/data.md)"
-        cause = "a misspelt name, no network, no train split, several configurations, or a broken file"
+    except failures as error:
         reason = error.__cause__ or error  # "An error occurred while generating the dataset" says nothing
+        expected = "what datasets.load_dataset reads (docs/data.md)"
         raise malformed(f"--data {source}", f"{type(reason).__name__}: {reason}", cause, expected) from error
     return ((f"{source}, row {number}", row) for number, row in enumerate(rows, 1))
 
@@ -232,47 +225,46 @@ def loaded(text):
     return text
 
 
-def chat(prompt: list, where: str) -> list[dict]:
+def chat(messages: list, where: str) -> list[dict]:
     """Chat messages, each with its content as one text.
 
     Raises ValueError for another form, for a tool's message, and for anything beside the text, which would be lost.
     """
     whole = []
-    for message in prompt:
+    for message in messages:
         try:
             parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
-            content = "".join(part if isinstance(part, str) else part["text"] for part in parts)
-            whole.append({"role": "" + message["role"], "content": content})
-            lost = [name for part in [message, *parts] if isinstance(part, dict) for name in part if part[name]]
-            lost = [name for name in lost if name not in LEFT_ALONE]
-            lost += [part["type"] for part in parts if isinstance(part, dict) and part.get("type", "text") != "text"]
-        except (KeyError, TypeError) as error:
-            cause = "another form of chat, or an image or sound"
+            parts = [{"text": part} if isinstance(part, str) else part for part in parts]
+            whole.append({"role": "" + message["role"], "content": "".join(part["text"] for part in parts)})
+            lost = [name for part in (message, *parts) for name in part if part[name] and name not in LEFT_ALONE]
+            lost += [part["type"] for part in parts if part.get("type", "text") != "text"]
+            lost += ["a tool's result"] * (message["role"] in ("tool", "function"))
+        except (KeyError, TypeError, AttributeError):
+            lost = ["another form of chat, or an image or sound"]
+        if lost:
+            cause = f"{', '.join(lost)}, which is not read"
             expected = 'messages like {"role": "user", "content": text}'
-            raise malformed(where, f"the message {str(message)[:90]!r}", cause, expected) from error
-        if lost or message["role"] in ("tool", "function"):
-            got = f"a message of the role {message['role']} with {', '.join(lost) or 'its result'}"
-            raise malformed(where, got, "calls of tools, images or thoughts, which are not read", "role and content")
+            raise malformed(where, f"the message {str(message)[:90]!r}", cause, expected)
     return whole
 
 
 def read_prompt(prompt, where: str):
     """A prompt, text or chat messages. Raises ValueError for one that is neither, is empty, or ends with the answer."""
-    if isinstance(prompt, str) and LOOKS_LIKE_CHAT.match(prompt):  # chat messages as text
-        text, prompt = prompt, loaded(prompt)
-        if not isinstance(prompt, list):
-            cause = "NumPy's or pandas' print of messages: write them with json.dumps"
-            raise malformed(where, f"a text like messages that cannot be read, {text[:60]!r}", cause, EXPECTED)
-    prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
+    given = str(prompt)[:60]
     cause = ""
+    if isinstance(prompt, str) and LOOKS_LIKE_CHAT.match(prompt):  # chat messages as text
+        prompt = loaded(prompt)
+        cause = "" if isinstance(prompt, list) else "messages as NumPy prints them: write them with json.dumps"
+    if isinstance(prompt, list):
+        prompt = chat(prompt, where)
     if not isinstance(prompt, (str, list)):
-        cause = f"a column of another meaning, or one that was converted to {type(prompt).__name__}"
+        cause = f"a column of another meaning, or one converted to {type(prompt).__name__}"
     elif not prompt or isinstance(prompt, str) and prompt.isspace():
         cause = "an empty row"
     elif isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
         cause = "messages that end with the answer"
     if cause:
-        raise malformed(where, f"prompt {str(prompt)[:60]!r}", cause, EXPECTED)
+        raise malformed(where, f"prompt {given!r}", cause, EXPECTED)
     return prompt
 
 
@@ -515,7 +507,10 @@ def parse_row(row, where: str, task: str | None, reading: Reading, source: int =
     for value, names, flag in zip((prompt, reading.own or answer), reading.columns, ("prompt", "answer")):
         if value is None:
             cause = f"an unlabelled row, or another name of the column: --{flag}-column NAME"
-            raise malformed(where, f"nothing under {' or '.join(names)}, but under {columns_of(row)}", cause, EXPECTED)
+            got = (
+                f"nothing under {' or '.join(names)}, but under {sorted(name for name in row if row[name] is not None)}"
+            )
+            raise malformed(where, got, cause, EXPECTED)
     if lost := [name for name in OF_OTHER_MODELS if row.get(name)]:
         raise malformed(where, f"a column {lost[0]}", "a prompt for a model that sees or calls tools", "text alone")
     prompt = read_prompt(prompt, where)
@@ -532,14 +527,6 @@ def parse_row(row, where: str, task: str | None, reading: Reading, source: int =
     if task == "choice" and not options(question(prompt)):
         check_options(row, where, reading)
     return Row(where, prompt, read_answer(answer, row, task, prompt, where), task, source)
-
-
-def columns_of(row: dict) -> list[str]:
-    """Names of the fields that have a value, and of those within them."""
-    there = [name for name, value in row.items() if value is not None and not isinstance(value, dict)]
-    return sorted(
-        [*there, *(f"{name}.{inner}" for name, part in row.items() if isinstance(part, dict) for inner in part)]
-    )
 
 
 def check_options(row: dict, where: str, reading: Reading) -> None:
@@ -582,7 +569,7 @@ def usable(name: str, number: int, task: str | None, ready, prompts, reading: Re
             prompts.unread.setdefault(number, [name for name in fields if name not in taken])
             rows.append(row)
     if any(row.task == "choice" for row in rows):
-        rows = placed(name, rows, left_out, prompts, reading.choice_index)
+        rows = [*placed(name, rows, left_out, prompts, reading.choice_index)]
     prompts.unusable += left_out
     if len(left_out) > MOST_LEFT_OUT * count and not reading.skip_unusable:
         got = f"{left_out[0]}; {len(left_out)} of {count} rows have no usable answer"
@@ -590,19 +577,17 @@ def usable(name: str, number: int, task: str | None, ready, prompts, reading: Re
     return rows
 
 
-def placed(name: str, rows: list[Row], left_out: list[str], prompts, index: str | None) -> list[Row]:
-    """The rows with options as references of `choice`; those without one are added to left_out."""
+def placed(name: str, rows: list[Row], left_out: list[str], prompts, index: str | None) -> Iterator[Row]:
+    """Yield the rows, with options as references of `choice`; those without one are added to left_out."""
     choices = [row for row in rows if row.task == "choice"]
     labels, prompts.choices[name] = place_choices(name, choices, index)
     label_of = {row.where: label for row, label in zip(choices, labels)}
-    kept = []
     for row in rows:
         if label := label_of.get(row.where, row.answer):
-            kept.append(row._replace(answer=label))
+            yield row._replace(answer=label)
         else:
             cause = "none of the options that the prompt offers"
             left_out.append(str(malformed(row.where, f"answer {row.answer[:60]!r}", cause, "an answer for `choice`")))
-    return kept
 
 
 # --- Prompts of all sources ------------------------------------------------------------------------------------------
@@ -655,7 +640,7 @@ def read_sources(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMP
     held: list[Row] = []  # rows to validate with
     for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
         if name in data.EMBEDDED_TASKS:
-            train, new, too_long = embedded(name, number, validation, ready.fits)
+            train, new, too_long = data.embedded(name, number, validation, ready.fits)
             its_tasks = {name}
         else:
             first, repeated, its_tasks = read_source(name, number, task, ready, prompts, reading)
@@ -672,27 +657,11 @@ def read_sources(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMP
         prompts.sizes.append(len(train) if weight else 0)
         prompts.train.rows += train if weight else []
     prompts.tasks = set().union(*owned)
-    ready.curves = curves(names_in_log(names), owned, weights)
+    ready.curves = data.curves(names_in_log(names), owned, weights)
     prompts.validation += filter(None, data.Prompts(ready, held))
     if not reading.evaluate:
         data.check_leakage(held, prompts.train)
     return prompts
-
-
-def embedded(name: str, number: int, validation: int, fits) -> tuple[list[Row], list[Row], int]:
-    """(training rows, validation rows, how many of those do not fit) of an embedded task."""
-    counts = (data.EMBEDDED_TASKS[name].prompts, False), (validation, True)
-    sets = (data.examples(name, count, seed=0, held_out=held) for count, held in counts)
-    train, held = ([Row(name, *pair, name, number) for pair in pairs] for pairs in sets)
-    fitting = list(filter(fits, held))
-    return train, fitting, len(held) - len(fitting)
-
-
-def curves(names: Sequence[str], owned: Sequence[set[str]], weights: Sequence[float]) -> dict[tuple[int, str], str]:
-    """{(source, task): its name} where a curve has not the task's name: several sources train on the task, or none."""
-    owners = Counter(task for tasks, weight in zip(owned, weights) if weight for task in tasks)
-    numbered = enumerate(zip(names, owned, weights))
-    return {(n, task): name for n, (name, its, weight) in numbered for task in its if owners[task] > 1 or not weight}
 
 
 def unreadable(prompts, timeout: float, skip_unusable: bool) -> list[str]:

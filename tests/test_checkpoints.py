@@ -211,6 +211,7 @@ def test_a_config_that_would_be_read_in_part_is_refused_with_the_way_out(changes
     small = (
         "--data d.jsonl --virtual exact --k 0 --prompts 1 --think-end none --max-prompt-tokens 40 --max-new-tokens 8"
     )
+    capsys.readouterr()  # the bar of the weights
     assert words in refused(capsys, f"--model model {small}")
 
 

@@ -299,12 +299,12 @@ BROKEN = [  # a file, what it holds, what is said
     ("a.csv", b"# mine\nprompt,answer\n", "a.csv:2: .* more cells than the names .'# mine'.; .* does not name"),
     ("a.csv", b'prompt,answer\n0,1\n"1+1=,2\n3,3\n', "a.csv:3: .* a row that runs to line 4 .* a quote"),  # not closed
     ("a.csv", b'prompt,answer\n0,1\n"one" and 1=,2\n', "a.csv:3: .* a row that runs to line 3 .* a quote"),
-    ("a.xlsx", b"PK", "a file ending in .xlsx; likely cause: .* another kind of table"),
-    ("a.jsonl.gz", b"", "a file ending in .gz; likely cause: a packed file"),
+    ("a.xlsx", b"PK", "expected .*.csv, .*, got a packed file, .* another kind of table"),
+    ("a.jsonl.gz", b"", "expected .*, got a packed file"),
     ("a.json", b'{"prompt": "a"\n{"x', "got ArrowInvalid: JSON parse error.*; likely cause"),
     ("a.json", b'[{"prompt": "a", "answer": "2020-01-05T00:00:00"}]', "row 1: .* it is a datetime, and must be text"),
     ("a.json", b'[{"prompt": "a", "answer": 2.0}]', "row 1: .* it is a float, and must be text"),
-    ("*.jsonl", None, "there is no such file"),
+    ("*.jsonl", None, "no such file or folder"),
 ]
 
 
@@ -324,7 +324,7 @@ def test_folders_hold_files_of_one_kind_and_none_of_save_to_disk(datasets):
     refuses("save_to_disk: .*to_parquet", loaded, "disk")
     Path("folder/more").mkdir()
     Path("folder/more/b.csv").touch()
-    refuses("2 kinds: b.csv, train-0-of-1.parquet", loaded, "folder")
+    refuses("2 kinds of data: .*b.csv", loaded, "folder")
 
 
 DAPO = '{"prompt": [{"content": "problem N", "role": "user"}], "reward_model": {"ground_truth": "N"}}'
@@ -356,7 +356,7 @@ def test_names_on_the_hub_may_carry_a_configuration_and_its_failures_are_said(da
     assert len(every(loaded("openai/gsm8k/main:4"))) == 10
     refuses("--data a/b: .* Couldn't reach it; .* no network", loaded, "a/b")
     monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` fail as if it were not installed
-    refuses("--data a/b .*: pip install -e", loaded, "a/b")
+    refuses("--data a/b: .*: pip install -e", loaded, "a/b")
 
 
 # --- Several sources ---

@@ -250,7 +250,7 @@ def chat(messages: list, where: str) -> list[dict]:
 
 def read_prompt(prompt, where: str):
     """A prompt, text or chat messages. Raises ValueError for one that is neither, is empty, or ends with the answer."""
-    given = str(prompt)[:60]
+    given = prompt
     cause = ""
     if isinstance(prompt, str) and LOOKS_LIKE_CHAT.match(prompt):  # chat messages as text
         prompt = loaded(prompt)
@@ -264,7 +264,7 @@ def read_prompt(prompt, where: str):
     elif isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
         cause = "messages that end with the answer"
     if cause:
-        raise malformed(where, f"prompt {given!r}", cause, EXPECTED)
+        raise malformed(where, f"prompt {str(given)[:60]!r}", cause, EXPECTED)
     return prompt
 
 
@@ -318,6 +318,8 @@ def legible(text: str) -> str:
     >>> legible("8\\u200b"), legible("（１，２）"), legible("10²"), legible("是，不是")
     ('8', '(1,2)', '10²', '是，不是')
     """
+    if text.isascii():
+        return text.strip()
     plain_width = normalize("NFKC", text) if re.search("[０-９]", text) else text
     return "".join(sign for sign in plain_width if category(sign) != "Cf" or sign in "\u200c\u200d").strip()
 
@@ -332,7 +334,8 @@ GAP = r"(?:[\s~]|\\[ ,;:]|\\q?quad(?![a-z]))+"
 LABEL = re.compile(rf"(?:\(([A-H])\)|([A-H])[).:]){GAP}(.+)", re.S)  # (B) 4
 LEAD = re.compile(r"(?:\b(?:is|are|equals)|[:=])\W*$")  # not "A solution exists", of which "A solution" is no lead
 WHOLE = re.compile(r"([0-9]{1,4})(?:\.0+)?")
-PLAIN = re.compile(r"-?[0-9.,/]+")  # a number, in which no letter need be looked for
+NUMBER = re.compile("-?[0-9.,/]+")  # it can be read: no worker, which loads SymPy for a second, need try it
+PLAIN = re.compile(r"(?:[-+*/^_=<>0-9.,{}|!% ]|\\(?!text)[a-z]+|(?<![A-Za-z])[a-z](?![A-Za-z]))+")  # without words
 
 
 def unpacked(answer) -> str:
@@ -671,7 +674,7 @@ def unreadable(prompts, timeout: float, skip_unusable: bool) -> list[str]:
     """
     asked = [prompt for prompt in prompts if prompt.task == "math"]
     asked = asked[:: len(asked) // SAMPLE + 1]
-    pairs = [("\\boxed{?}", prompt) for prompt in asked if not PLAIN.fullmatch(prompt.answer)]
+    pairs = [("\\boxed{?}", prompt) for prompt in asked if not NUMBER.fullmatch(prompt.answer)]
     errors = [score.error for score in verdicts(pairs, timeout=timeout) if score.error.startswith(UNREADABLE)]
     if len(errors) > MOST_LEFT_OUT * len(asked) and not skip_unusable:
         got = f"{len(errors)} of {len(asked)} references cannot be compared with any answer: {errors[0]}"

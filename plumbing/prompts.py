@@ -210,7 +210,7 @@ def read_dataset(source: str, files: Iterable, **place) -> Iterator[tuple[str, d
 
 # --- Prompts ---------------------------------------------------------------------------------------------------------
 
-LOOKS_LIKE_CHAT = re.compile(r"\s*(?:array\(|\[)[\s\[(]*\{.{0,4000}?['\"](?:role|from)['\"]\s*:", re.S)
+LOOKS_LIKE_CHAT = re.compile(r"\s*(?:array\()?[\s\[(]*\{.{0,4000}?['\"](?:role|from)['\"]\s*:", re.S)
 LEFT_ALONE = {"role", "content", "name", "weight", "cache_control", "type", "text"}  # of a message, or of a part of one
 OF_OTHER_MODELS = ("images", "image", "videos", "audios", "tools")  # columns
 

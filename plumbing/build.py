@@ -302,7 +302,7 @@ def read_tokenizer(folder, args, notes):
     if "strftime_now" in template:
         tokenizer.chat_template = dated(template, datetime.fromisoformat(args.date))
         notes.append(f"The chat template writes the date: {args.date} in this run, on --resume too (--date)")
-    if not template and args.preset == "paper":
+    if not template and args.preset not in ("base", "tiny"):
         turns = sorted(TURNS & tokenizer.get_vocab().keys())
         notes.append("The model has no chat template: prompts are given as they are")
         if turns:

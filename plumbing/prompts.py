@@ -180,7 +180,11 @@ def read(name: str) -> Iterator[tuple[str, Any]]:
     hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
     if hub and not path.exists() and not Path(path.parts[0]).is_dir() and kind not in READERS | BUILDERS:
         return read_dataset(name, [], path=hub[1], name=hub[2])
-    got = "a packed file, lines of text, or another kind of table" if path.exists() else "no such file or folder"
+    got = (
+        "a packed file, lines of text, or another kind of table"
+        if path.exists()
+        else "nothing: there is no such file or folder"
+    )
     expected = f"{', '.join([*data.EMBEDDED_TASKS, *READERS, *BUILDERS])}, a folder or OWNER/NAME on the hub"
     raise ValueError(f"--data {name}: expected {expected}, got {got}")
 

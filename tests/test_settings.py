@@ -180,7 +180,9 @@ def test_what_this_machine_cannot_do_is_said_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(vllm_rollout, "require_vllm", Mock(side_effect=ImportError("pip install it")))
     assert refused(capsys, "--generator vllm").endswith("error: pip install it")
     with monkeypatch.context() as patch:
-        patch.setattr(AutoConfig, "from_pretrained", Mock(side_effect=OSError("Couldn't connect.\nThree more lines")))
+        patch.setattr(
+            build.PreTrainedConfig, "get_config_dict", Mock(side_effect=OSError("Couldn't connect.\nThree more lines"))
+        )
         message = refused(capsys, "--model Qwen/Qwen9 --data tiny")
     assert "--model Qwen/Qwen9: expected a folder, or a model on the hub" in message and "Couldn't connect" in message
     monkeypatch.setattr(sandbox, "protections", Mock(side_effect=RuntimeError("no sandbox works here")))

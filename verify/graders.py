@@ -80,6 +80,7 @@ UNREADABLE = "expected a reference answer"  # how the reason for a missing verdi
 OWN = "the reward of --reward"  # how the reason begins if one's own function (user_reward.py) gives no verdict
 DOLLARS = re.compile(r"\$([^$]+)\$")
 SIGN = r"\\[A-Za-z]+|\\%|,(?=[0-9]{3})|[-+*/^_:(){}\[\]%.√=<>|!0-9²³⁰-⁹¼-¾]"
+RELATION = re.compile(r"[=<>]|\\(?:[lg]eq?|[lg]t)(?![A-Za-z])")
 LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
 # Formulas without dollars: with single letters, and without, as "a 3/4 cup" holds the number 3/4.
 RUNS = [re.compile(rf"(?:{sign})(?:\s*(?:{sign}))*") for sign in (f"{SIGN}|{LETTER}", SIGN)]
@@ -119,17 +120,18 @@ def right(expression: str, reference: str, prompt: str) -> bool | str:
 
 
 def given_back(expression: str, reference: str, prompt: str) -> bool:
-    """Whether a right answer is the question in other words, and not in the form of the reference (`written`).
+    r"""Whether a right answer is the question in other words, and not in the form of the reference (`written`).
 
-    Equality cannot tell "Expand (p+7)^2" from its answer; the prompt can. If one of its formulas would be right, it
-    asks for another form: then nothing but the reference's form is an answer. No time limit.
+    Equality cannot tell "Expand (p+7)^2" from its answer; the prompt can. If one of its expressions would be right, it
+    asks for another form: then nothing but the reference's form is an answer. An equation asks for its solution, in any
+    form but its own. No time limit.
 
-    >>> given_back("\\\\boxed{(7+p)^{2}}", "p^2+14p+49", "Expand $(p + 7)^2$."), given_back("6/8", "3/4", "Reduce 6/8.")
+    >>> given_back(r"\boxed{(7+p)^{2}}", "p^2+14p+49", "Expand $(p + 7)^2$."), given_back("6/8", "3/4", "Reduce 6/8.")
     (True, True)
-    >>> given_back("0.375", "\\\\frac38", "Write 0.375 as a fraction."), given_back("p^2", "p^{2}", "Is it $p^2$?")
+    >>> [given_back(text, r"y=\frac23x+2", "Solve $3y=2x+6$.") for text in (r"y=\frac{2x+6}{3}", "3y-2x=6")]
+    [False, True]
+    >>> given_back("0.375", r"\frac38", "Write 0.375 as a fraction."), given_back("p^2", "p^{2}", "Is it $p^2$?")
     (True, False)
-    >>> given_back("x+1", "1 + x", "What is $2x+1-x$?")
-    False
     """
     right = written(value_of(reference))
     answer = said(expression)
@@ -138,8 +140,27 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     given = written(answer)
     if right in (given, written(after_equals(answer))) or not answer.strip():
         return False
-    questions = (formula for formula in asked(prompt) if written(formula) not in ("", right))
+    questions = [formula for formula in asked(prompt) if written(formula) not in ("", right)]
+    if solves(answer):
+        questions = [formula for formula in questions if not RELATION.search(formula) or written(formula) == given]
     return any(written(formula) == given or is_right(formula, reference) for formula in questions)
+
+
+def solves(answer: str) -> bool:
+    r"""Whether an answer says what letters are, or holds no relation.
+
+    >>> [solves(text) for text in (r"x=\pm3", "y = 2x + 1", "-3<x<3", r"x=1 \text{ or } x=2", "3y=2x", "y=7-3y")]
+    [True, True, True, True, False, False]
+    """
+    for part in re.split(r",|;|\\text ?\{[^{}]*\}|\band\b|\bor\b", answer):
+        first, *others = (side.strip() for side in RELATION.split(part))
+        names = [first] if "=" in part else [first, *others]
+        letters = [name for name in names if re.fullmatch(r"[A-Za-z]", name)]
+        if others and (
+            not letters or re.search(rf"(?<![A-Za-z\\]){letters[0]}(?![A-Za-z])", others[-1]) and "=" in part
+        ):
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)  # a prompt is asked for each of its answers

@@ -16,6 +16,7 @@ from functools import lru_cache, partial
 from string import ascii_letters, digits
 from unicodedata import category, name, normalize
 
+from verify.conditions import apart, renamed, same_conditions
 from verify.spelling import labelled, option, parted, plain, separate
 from verify.vocabulary import (
     AFTER_WORD,
@@ -165,7 +166,8 @@ def predicate(sentence: str, known: str) -> str:
 
 
 def is_formula(text: str, known: str) -> bool:
-    """Whether a text holds no words but units, and nouns of the reference or the prompt behind a number."""
+    """Whether a text holds no words but units, conditions, and nouns of the reference or the prompt behind a number."""
+    text = apart(text)[0]
     return bool(text.strip()) and not prose_in(BEHIND.sub(partial(units, known=known, found=set()), text))
 
 
@@ -229,12 +231,6 @@ def greek(match) -> str:
     return f"\\{letter.lower() if size == 'SMALL' else letter.title()} "
 
 
-def family(match) -> str:
-    """2n + 1 of all whole numbers n as 2k + 1: the letter of a parameter is only a name."""
-    body, letter, numbers = match.groups()
-    return re.sub(rf"(?<![A-Za-z\\]){letter}(?![A-Za-z])", "k", body) if numbers in "ZN" else body
-
-
 SIGN = r"(<|>|\\[lg]eq?(?![A-Za-z]))"
 SIDE = r"-?[0-9./]+"
 
@@ -254,6 +250,7 @@ def between(match) -> str:
     return f"{lower[1]} {turned} {letter} {upper[0]} {upper[1]}"
 
 
+PER_CENT = r"(?:\\?%(?! ?[0-9])|(?:per ?cent(?:age)?|pct)(?![A-Za-z]))"  # 17 % 5 is a remainder
 RADIANS = r"{\\frac{\1\\pi}{180}}"  # of degrees, beside sines; elsewhere the sign is a unit
 COMMANDS = dict(  # other names of a command
     pair.split()
@@ -276,12 +273,6 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"(?:\s|~|(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z]))+", " ", r"a\quad b", "a b"),
     (r"(?<![.\\])[.,;:] ?$", "", "18.", "18"),
     (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", r"1, \ldots", r"1, \omega_{0}"),
-    (r",? ?(?:\\text ?\{ ?,? ?)?(?:(?<![A-Za-z\\])(?:for (?:all|any|each|every)|where)(?![A-Za-z])|\\forall).*$", "",
-     r"x^2, \text{for all } x", "x^2"),
-    (r"^(.*[0-9A-Za-z)}])(?:,| |\()*([a-z]) ?\\in ?\\mathbb ?\{?([RZNQ])\}?(?: ?\^ ?\+)? ?\)?$", family,
-     r"n\pi, n \in \mathbb{Z}", r"k\pi"),
-    (r"^((?:(?!\\[lg]e|\\in|\\ne)[^=<>,])*[0-9A-Za-z)}])(?: ?\(|, ?\(?)[a-z] ?(?:\\geq?|\\neq?|>) ?[0-9] ?\)?$", r"\1",
-     r"2n+1, n\ge1", "2n+1"),
     (r"\{:\}", ":", "2{:}45", "2:45"),
     (r"(?<=[(\]\[])([^][(){},;]*);([^][(){},;]*)(?=[)\]\[])", r"\1,\2", "(2;5]", "(2,5]"),
     (r"^([\]\[])([^][(){}]*,[^][(){}]*)([\]\[])$", outward, "]2,5]", "(2,5]"),
@@ -303,7 +294,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "12 345 678", "12345678"),
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "x²", "x^{2}"),
     (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½", r"\frac{1}{2}"),
-    (r"(?<=[0-9}]) ?(?:\\text ?\{ ?)?(?:per ?cent(?:age)?|pct) ?\}?", r"\\%", r"5\text{ percent}", r"5\%"),
+    (rf"(?<=[0-9}})]) ?(?:\\text ?\{{ ?{PER_CENT} ?\}}|{PER_CENT})", r"\\%", r"5\text{ percent}", r"5\%"),
     (r"(?<=[0-9]) ?(?:\\text ?\{ ?)?(?<![A-Za-z])to ?\}? ?(?=[0-9])", ":", r"3\text{ to }4", "3:4"),
     (SCALED, scaled, r"3\text{ million}", r"3000000\text{}"),
     (BEHIND, units, r"3\text{ cm}", "3"),
@@ -334,7 +325,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (rf"(?<![_^0-9.A-Za-z}}])({WHOLE}) ?\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed,
      r"33\frac{1}{3}", r"\frac{100}{3}"),
     (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}", "2 3", r"2\omega_{0}3"),
-    (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%", r"\frac{1}{2}\%", r"\frac{1}{2}\cdot 1\%"),
+    (r"(?<=[})])\\%", r"\\cdot 1\\%", r"\frac{1}{2}\%", r"\frac{1}{2}\cdot 1\%"),
     (r"\\dot(?= ?\{?[0-9])", r"\\bar", r"0.\dot 3", r"0.\bar 3"),
     (r"\\bar ?([0-9])", r"\\bar{\1}", r"0.\bar 3", r"0.\bar{3}"),
     (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating,
@@ -392,7 +383,7 @@ def normalise(latex: str, known: str = "", kept: tuple = (), found: set | None =
     >>> normalise("$30^\\\\circ.$"), normalise("\\\\$18.90"), normalise("1 1/2"), normalise("10 weeks")
     ('30', '18.90', '\\\\frac{3}{2}', '10')
     """
-    text = without_type(latex.translate(CHARACTERS))
+    text = without_type(apart(latex.translate(CHARACTERS))[0])
     if not re.search("matrix|array", text):
         text = re.sub(r"\\{2}(?![A-Za-z]{2})", ", ", text)  # a list, line by line
     if "mod" not in text:
@@ -487,12 +478,18 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
         return spelt(normalise(text)) == spelt(normalise(value_of(reference))) != ""
     wanted: set = set()
     given: set = set()
-    right = normalise(value_of(reference), known, found=wanted)
+    value, stated_for = apart(value_of(reference).translate(CHARACTERS))
+    text, given_for = apart(text.translate(CHARACTERS))
+    if not same_conditions(given_for, stated_for, text, known):
+        return False
+    text = renamed(text, given_for, value, stated_for)
+    right = normalise(value, known, found=wanted)
     answer = normalise(text, known, found=given)
     if not same_units(given, wanted, prompt) or "\\%" in right and given - wanted:
         return False
     if "\\%" not in right and re.search(r"\w", prompt) and not PERCENT.search(prompt):
         answer = re.sub(r"(?<![0-9.])([0-9]{1,99}(?:\.[0-9]{1,99})?)\\%", lambda m: f"{Decimal(m[1]) / 100:f}", answer)
+        answer = re.sub(rf"(\\frac\{{{WHOLE}\}}\{{{WHOLE})\}}\\cdot 0\.01", r"\g<1>00}", answer)
     if RATIO.search(prompt):
         right, answer = (QUOTIENT.sub(r"\1\\frac{\2}{\3}", side) for side in (right, answer))
     if spelt(answer) == spelt(right) != "":

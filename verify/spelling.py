@@ -89,7 +89,7 @@ MARKS = (  # what stands before an option: at the beginning of a line, or within
     re.compile(rf"^[ \t>•*-]*(?:(?i:option|choice) +)?(?:\({LABEL}\)|\[{LABEL}\]|{LABEL}[).:、](?![0-9]))[.:*]*", re.M),
     re.compile(rf"(?<![^\W_])(?:\({LABEL}\)|{LABEL}(?:[).:](?=\s)|、))".replace("[A-Za-z]|[0-9]{1,2}", "[A-Za-z]")),
 )
-BEHIND = re.compile(r"(?:(?:<[^<>\s]{1,40}>|\[/?[A-Z_]{1,20}\]) ?)+$")  # tokens of a chat template
+BEHIND = re.compile(r"(?<![\s>\]])(?:<[^<>\s]{1,40}>|\[/?[A-Z_]{1,40}\]|\s)++$")  # tokens of a chat template
 
 
 def options(prompt: str) -> dict[str, str]:

@@ -82,10 +82,11 @@ def value_given(text: str):
 def form(latex: str) -> str:
     """The numbers of a formula, or if it holds letters, the formula as SymPy builds it; "" if it cannot be read."""
     found = raw(latex)
-    if found is not None and names_a_value(found):
+    if found is not None and names_a_value(found) and not isinstance(take_last_relation(found).lhs, Abs):
         found = take_last_relation(found).rhs
     if found is None or not found.free_symbols:
-        return " ".join(sorted(str(float(number)) for number in re.findall(r"[0-9]*\.?[0-9]+", latex)))
+        numbers = sorted(str(float(number)) for number in re.findall(r"[0-9]*\.?[0-9]+", latex))
+        return " ".join(numbers + re.findall(SIGNS, latex))
     with distribute(False):
         built = built_again(found, roots=False)
     return str(signsimp(built))

@@ -23,7 +23,9 @@ TASKS maps the name in a prompt's `task` to its grader
                 the rest  is compared by math-verify, the paper's checker
   text        words and sentences of any language: the last box, or the whole answer, is the reference line by line,
               after NFKC and without case, spaces and outer punctuation ("The plural is mice." is not "mice")
-  choice      A, (B), C. Paris, "I choose D." or "The answer is (E)." in a box or on the last line; so in the reference
+  choice      a label alone, a label with its own option's text, or the text of an option: A, (B), "I choose D.",
+              "The answer is (E). Paris" in a box or the last sentence; so in the reference. The options are those that
+              the prompt offers; where none can be found, only the letter alone counts
   code        a Python program: the last ```python (or ~~~python) block, or without one the last block without a
               language. It is right if it passes all tests of the reference, a JSON text of one of the forms in use
               (`read_tests`):
@@ -73,7 +75,7 @@ from verify.mathematics import (
     written,
 )
 from verify.programs import program
-from verify.spelling import after_equals, labelled, option, plain, unmarked
+from verify.spelling import after_equals, chosen, labelled, options, plain, unmarked
 from verify.vocabulary import lead
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
@@ -85,14 +87,13 @@ LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
 # Formulas without dollars: with single letters, and without, as "a 3/4 cup" holds the number 3/4.
 RUNS = [re.compile(rf"(?:{sign})(?:\s*(?:{sign}))*") for sign in (f"{SIGN}|{LETTER}", SIGN)]
 SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad|text ?\{[^{}]*\}|\\)(?![A-Za-z])")
-OPTIONS = re.compile(r"(?<![^\W_])([A-Z])[).:]\s+(.*?)(?=\s+\(?[A-Z][).:]\s|\n|$)")
 OFFERS = re.compile(r"(?<![A-Za-z])\(A\)|^A[).:]\s", re.M)  # where the options of a prompt begin; not P(A)
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
-# Each grader takes (answer, reference) and returns True or False, or a text that a worker has to compare.
+# Each grader takes (answer, reference, prompt) and returns True or False, or a text that a worker has to compare.
 
 
-def exact(answer: str, reference: str) -> bool:
+def exact(answer: str, reference: str, prompt: str = "") -> bool:
     """Whether the answer is exactly the reference, but for ASCII whitespace around it: "018" is wrong for 18."""
     return answer.strip(" \t\r\n") == reference
 
@@ -105,7 +106,7 @@ def at_once(answer: str, reference: str, task: str) -> bool | None:
     return True if same else None
 
 
-def math(answer: str, reference: str) -> bool | str:
+def math(answer: str, reference: str, prompt: str = "") -> bool | str:
     """The final expression, or False without one."""
     return final_expression(answer) or False
 
@@ -187,12 +188,12 @@ def asked(prompt: str) -> set[str]:
     return found
 
 
-def code(answer: str, reference: str) -> bool | str:
+def code(answer: str, reference: str, prompt: str = "") -> bool | str:
     """The program, or False without one."""
     return program(answer) or False
 
 
-def text(answer: str, reference: str) -> bool:
+def text(answer: str, reference: str, prompt: str = "") -> bool:
     """Whether the answer is the reference, line by line, whatever the case, the spaces and the punctuation around it.
 
     What counts is the last box, or without one what is tagged as the answer, or the whole answer, or what stands in its
@@ -214,34 +215,23 @@ def text(answer: str, reference: str) -> bool:
     return bool(right) and lines == right
 
 
-def choice(answer: str, reference: str) -> bool:
-    """Whether the answer names the same choice: A, (A), A., "The answer is (A).", "A. Paris", in a box or as last line.
+def choice(answer: str, reference: str, prompt: str = "") -> bool:
+    """Whether the answer names the reference's option (`chosen`), in a box or in its last sentence.
 
-    >>> [choice(answer, "B") for answer in ("(b)", "Not A.\\nAnswer: B.", "\\\\boxed{\\\\textbf{(B) }12}", "B. Rome")]
-    [True, True, True, True]
-    >>> [choice(answer, "(B) Rome") for answer in ("A", "B or C", "Bad", "", "B. is wrong", "B. A", "B is wrong", "B")]
-    [False, False, False, False, False, False, False, True]
+    >>> [choice(answer, "B") for answer in ("(b)", "Not A.\\nAnswer: B.", "\\\\boxed{\\\\textbf{(B)}}", "B. Rome")]
+    [True, True, True, False]
+    >>> [choice(answer, "B", "Which?\\nA. Paris\\nB. Rome") for answer in ("B. Rome", "Rome", "A. Rome", "B. Not sure")]
+    [True, True, False, False]
     """
     given, right = (last_sentence(inner(side)) for side in (answer, reference))
-    if letter := labelled(right)[0]:
-        return option(given) == letter or plain(given) == plain(right)
-    return plain(given) == plain(right) != ""
-
-
-def offered(answer: str, prompt: str) -> str:
-    """The letter of the prompt's option whose text an answer is; "" if another letter stands before that text.
-
-    Any other answer as it is.
-
-    >>> [offered(answer, "Which? (A) Rome (B) $2x$") for answer in ("Rome", "(B) Rome", "B. 2x", "B", "A. The city")]
-    ['A', '', 'B. 2x', 'B', 'A. The city']
-    """
-    letter, text = labelled(last_sentence(inner(answer)))
-    options = {plain(unmarked(words)): name for name, words in OPTIONS.findall(prompt)}
-    named = options.get(plain(text))
-    if not letter:
-        return named or answer
-    return answer if named in (None, letter) else ""
+    offered = options(prompt)
+    letter, own = labelled(right)
+    label = chosen(right, offered) or letter
+    if not label:
+        return plain(given) == plain(right) != ""
+    if not offered and own.strip():
+        offered = {label: own}
+    return chosen(given, offered) == label
 
 
 def inner(text: str) -> str:
@@ -253,13 +243,13 @@ def inner(text: str) -> str:
 class Task(NamedTuple):
     """A task's grader, and the examples that tests/test_graders.py holds it to.
 
-    grade       takes (answer, reference); returns True or False, or a text that a worker has to compare
+    grade       takes (answer, reference, prompt); returns True or False, or a text that a worker has to compare
     right       (answer, reference) pairs
     wrong       likewise; besides, each right answer is wrong for the reference of the pair before it
     unreadable  a reference that is refused, or named, when the data is loaded
     """
 
-    grade: Callable[[str, str], bool | str]
+    grade: Callable[..., bool | str]
     right: list[tuple[str, str]]
     wrong: list[tuple[str, str]]
     unreadable: str

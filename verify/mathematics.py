@@ -17,7 +17,7 @@ from string import ascii_letters, digits
 from unicodedata import category, name, normalize
 
 from verify.conditions import apart, renamed, same_conditions
-from verify.spelling import labelled, option, parted, plain, separate
+from verify.spelling import chosen, labelled, options, parted, plain, separate
 from verify.vocabulary import (
     AFTER_WORD,
     BEHIND,
@@ -53,7 +53,9 @@ TAG = re.compile(r"</?[a-z]{1,20}>|<\|\w{1,20}\|>|\\(?:blacksquare|square|qed)(?
 EMPTY = re.compile(r"[-\s*_=~`#.—$∎■□>]*")  # a line that says nothing
 BULLET = re.compile(r"^[\s>#]*(?:[-*•+] +(?=\D))?")
 MARKS = " \t*_`\"“”„'«»"
-SENTENCES = re.compile(r"(?<=[.!?])(?<!(?<![A-Za-z])[A-Za-z]\.)\s+(?=\S)|(?<=[。！？])")  # not behind "B."
+SENTENCES = re.compile(
+    r"(?<=[.!?])(?<!(?<![A-Za-z])[A-Za-z]\.)(?<!^[0-9]\.)\s+(?=\S)|(?<=[。！？])"
+)  # not behind "B." or a first "3."
 PROSE = re.compile(
     rf"(?<![^\W\d_])(?<!\\)(?!(?:{FUNCTIONS}){AFTER_WORD})"
     r"(?:[^\W\d_]{3,}|(?:is|it|to|of|so|we|be|in|on|at|as|by|if|he|no|do|go|an|my|us)(?![^\W\d_]))"
@@ -474,6 +476,9 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
         if letter and rest.strip():
             return letter == label[1] and equal(f"{BOX}{rest}}}", value, prompt, symbolic)
         return letter == label[1] or equal(expression, value, prompt, symbolic)
+    letter, rest = labelled(value_of(reference))
+    if letter and letter in reference and not rest.strip() and chosen(text, options(prompt)) == letter:
+        return True
     if degenerate(text, len(reference)):
         return spelt(normalise(text)) == spelt(normalise(value_of(reference))) != ""
     wanted: set = set()
@@ -592,8 +597,6 @@ def same_texts(right: str, answer: str) -> bool | None:
         if one == "\\emptyset" and other:
             return other[0] in ("nosolution", "nosolutions")
     if named := words(right):
-        if (letter := re.search("[A-Z]", right)) and named == [letter[0].lower()] and not said:  # C
-            return option(answer) == letter[0]  # (C) 12
         if said or not variables(right):
             return named == (said or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", answer))])
     if DATE.fullmatch(right):  # 12/05 is no 12/5

@@ -75,13 +75,12 @@ def after_equals(text: str) -> str:
 # --- Options: A, (B), C. Paris ---------------------------------------------------------------------------------------
 
 OPTION = re.compile(r"(?:\(([A-Z])\)[.:]?|([A-Z])(?:[).:](?![a-z])| +[-–—](?= )|$))(.*)", re.I | re.S)
-CORRECT = re.compile(r"([A-Z]|\([A-Z]\)) is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice))?$", re.I)
-AGAINST = re.compile(  # behind the letter: "B. is wrong", "A. No, B", "(A)(B)", "B. A"
-    r"^(?:\W*(?:is|are|was|or|and|isn't|wrong|incorrect)\b|"
-    r".*\b(?i:no|not|nor|or|and|but|so|think|choose|answer)\b\W+\(?[A-Z]\b|.*\b(?i:wait|actually|sorry)\b|"
-    r"\W*\(?[A-Z]\W*$|.*\([A-Z]\))",
-    re.S,
+LETTER_OR_NUMBER = r"(?:[A-Z]|[0-9]{1,2})"
+CORRECT = re.compile(
+    rf"({LETTER_OR_NUMBER}|\({LETTER_OR_NUMBER}\)) is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice))?$",
+    re.I,
 )
+CHOSEN = re.compile(rf"[\[(]?({LETTER_OR_NUMBER})(?![^\W_])[\])]?[\s.:,*–—-]*(.*)", re.I | re.S)
 
 
 LABEL = r"([A-Za-z]|[0-9]{1,2})"
@@ -134,16 +133,44 @@ def own_text(text: str, last: bool) -> str:
     return BEHIND.sub("", text.partition("\n")[0] if last else text).strip(" *")
 
 
-def option(text: str) -> str | None:
-    """The letter of "B", "(b)", "B. Paris", "I choose B."; None for another text, or one that names several.
+def chosen(text: str, offered: dict[str, str]) -> str | None:
+    """The label of the option that a text names: by its label alone, its label and its own text, or its text alone.
 
-    >>> [option(text) for text in ("(b)", "B. a dog", "B: Vitamin C", "So the answer is (B).", "B is correct")]
-    ['B', 'B', 'B', 'B', 'B']
-    >>> [option(text) for text in ("B or C", "A B", "", "B. is wrong", "B. A", "not B", "A? B", "never choose B")]
-    [None, None, None, None, None, None, None, None]
+    offered  {label: text}, from `options`; {}: none are known, and only a letter alone names one
+
+    >>> rome = {"A": "Rome", "B": "Both A and C", "C": "Paris"}
+    >>> [chosen(text, rome) for text in ("(a)", "So the answer is (B).", "B. both A and C", "Paris", "B is correct")]
+    ['A', 'B', 'B', 'C', 'B']
+    >>> [chosen(text, rome) for text in ("A. Paris", "B. The answer is C.", "B or C", "never choose B", "D", "")]
+    [None, None, None, None, None, None]
     """
-    letter, rest = labelled(text)
-    return None if rest.strip(" .") and AGAINST.match(rest) else letter
+    bare = without_lead(text)
+    named = {label for label, own in offered.items() if same_words(own, bare)}
+    if match := CHOSEN.fullmatch(bare):
+        label, rest = match[1].upper(), match[2].strip(" .*")
+        if not rest and (label in offered or not offered and label.isalpha()):
+            return label
+        if same_words(offered.get(label, ""), rest):
+            named.add(label)
+    return named.pop() if len(named) == 1 else None
+
+
+def same_words(text: str, other: str) -> bool:
+    """Whether two texts of an option are the same, whatever the case, the spaces and the signs around formulas."""
+    bare = [
+        re.sub(r"[\s$]|\\[()]", "", unmarked(normalize("NFKC", side)).casefold()).strip(".!;,*`\"'")
+        for side in (text, other)
+    ]
+    return bare[0] == bare[1] != ""
+
+
+def without_lead(text: str) -> str:
+    """A text without marks of type, a lead, "option" before a letter and "is correct" behind it."""
+    bare = unmarked(normalize("NFKC", text)).replace("\\ ", " ")
+    bare = unmarked(re.sub(r"[{}]|\*\*", "", bare)).strip(" *`\"'\n")
+    stated = lead(bare)
+    bare = BEFORE_LETTER.sub("", bare if stated is None else stated, count=1).strip(" *`.\"'")
+    return CORRECT.sub(r"\1", bare)
 
 
 def labelled(text: str) -> tuple[str | None, str]:
@@ -152,10 +179,6 @@ def labelled(text: str) -> tuple[str | None, str]:
     >>> labelled("**C.** Both A and B"), labelled("C - Rome"), labelled("Rome")
     (('C', ' Both A and B'), ('C', ' Rome'), (None, 'Rome'))
     """
-    bare = unmarked(normalize("NFKC", text)).replace("\\ ", " ")
-    bare = unmarked(re.sub(r"[{}]|\*\*", "", bare)).strip(" *`\"'\n")
-    stated = lead(bare)
-    bare = BEFORE_LETTER.sub("", bare if stated is None else stated, count=1).strip(" *`.\"'")
-    bare = CORRECT.sub(r"\1", bare)
+    bare = without_lead(text)
     found = OPTION.fullmatch(bare)
     return ((found[1] or found[2]).upper(), found[3]) if found else (None, bare)

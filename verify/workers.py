@@ -32,10 +32,9 @@ from functools import cache, partial
 from itertools import count
 
 from verify import sandbox, user_reward
-from verify.graders import TASKS, offered, right
+from verify.graders import TASKS, right
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
-from verify.spelling import labelled
 
 try:
     import resource
@@ -87,9 +86,7 @@ def grade_answer(text: str, reference: str, timeout: float) -> bool | str:
     """The verdict on a JSON list of task, answer and prompt, or a text: why there is none."""
     allow(timeout)
     task, answer, prompt = json.loads(text)
-    if task == "choice" and labelled(reference)[0]:
-        answer = offered(answer, prompt)
-    verdict = TASKS[task].grade(answer, reference)
+    verdict = TASKS[task].grade(answer, reference, prompt)
     return right(verdict, reference, prompt) if isinstance(verdict, str) else verdict
 
 

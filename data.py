@@ -380,6 +380,9 @@ EMBEDDED_TASKS = {
 }
 
 
+GRADERS = dict.fromkeys(EMBEDDED_TASKS, "exact")  # {task: its grader in verify/graders.py}; another is its own
+
+
 def base_of(tasks: Iterable[str]) -> str:
     """The folder of the policy that a run on these tasks starts from: that of the first which has one of its own.
 

@@ -237,7 +237,7 @@ def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16)
     groups = [[] for _ in questions]
     with (
         closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
-        closing(Scorer(timeout=5.0)) as scorer,
+        closing(Scorer(timeout=5.0, graders=data.GRADERS)) as scorer,
     ):
         for score in evaluate.complete(generator, scorer, questions, generations):
             groups[score.completion.request].append(score.correct)

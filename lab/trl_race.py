@@ -56,6 +56,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+import data
 import rollout
 from plumbing import evaluate
 from plumbing.prompts import read_sources
@@ -84,7 +85,7 @@ class Watch(TrainerCallback):
         if step % flags["eval_every"] == 0:
             model.eval()
             generator = rollout.TorchGenerator(model, tokenizer, version=step, **lengths)
-            with torch.no_grad(), closing(Scorer(timeout=5.0)) as scorer:
+            with torch.no_grad(), closing(Scorer(timeout=5.0, graders=data.GRADERS)) as scorer:
                 found = [score.correct for score in evaluate.complete(
                     generator, scorer, prompts.validation, flags["eval_generations"])]
             model.train()

@@ -429,6 +429,7 @@ def make_scorer(args):
     return scorer.Scorer(
         timeout=args.verify_timeout,
         workers=args.verifiers,
+        graders=data.GRADERS,
         own=args.reward,
         think_end=args.think_end,
         penalty=shape if args.length_control == "penalty" else None,

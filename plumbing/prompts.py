@@ -39,12 +39,14 @@ from unicodedata import category, normalize
 
 import data
 from data import Row, malformed
-from verify.graders import TASKS, UNREADABLE
+from verify import graders
+from verify.graders import UNREADABLE
 from verify.mathematics import BOX, BOXES, alone, end_taken_off, equal, stated
 from verify.programs import read_tests
 from verify.scorer import verdicts
 from verify.spelling import labelled, options, plain, unmarked
 
+TASKS = graders.TASKS | {task: graders.TASKS[name] for task, name in data.GRADERS.items()}
 EXPECTED = 'a row like {"prompt": text or chat messages, "answer": text or integer}'
 OWN = "own"  # the task of rows that --reward grades
 MOST_LEFT_OUT = 0.05  # of a source's rows: more unusable references than that end the run

@@ -20,7 +20,6 @@ import pipeline
 from plumbing import prompts as sources
 from plumbing.settings import ROOT, known_flags, preset_of
 from recipes import PRESETS
-from verify import graders
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
 
@@ -167,7 +166,7 @@ def check_embedded(task):
     train, held, again = (data.examples(task, row.prompts, seed=0, held_out=held_out) for held_out in (0, 1, 0))
     assert train == again and not {text for text, _ in train} & {text for text, _ in held}
     for _, answer in train:
-        assert graders.TASKS[task].grade(answer, answer) and not graders.TASKS[task].grade(answer + "0", answer)
+        assert sources.TASKS[task].grade(answer, answer) and not sources.TASKS[task].grade(answer + "0", answer)
     rng = random.Random(1)
     answers = {}  # of short texts, which repeat
     for text, answer in (row.example(rng, min(row.lengths)) for _ in range(5000)):
@@ -193,7 +192,8 @@ def longest_first(rng, length):
 def add_task(monkeypatch, example):
     row = data.EmbeddedTask(example, range(3, 9), 100, base="base/sorting")
     monkeypatch.setitem(data.EMBEDDED_TASKS, "falling", row)
-    monkeypatch.setitem(graders.TASKS, "falling", graders.TASKS["sorting"])  # as when the row stands in data.py
+    monkeypatch.setitem(data.GRADERS, "falling", "exact")  # as when the row stands in data.py
+    monkeypatch.setitem(sources.TASKS, "falling", sources.TASKS["sorting"])
 
 
 def test_an_embedded_task_is_one_row(monkeypatch):

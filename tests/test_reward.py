@@ -44,7 +44,7 @@ def test_eq9_length_penalty_falls_from_0_to_minus_1_over_the_last_length_cache_t
 def test_eq9_is_added_to_correct_completions_only():
     scorer = Scorer(timeout=5.0, penalty=EQ9)
     for answer, tokens in (("18", 11_000), ("18", 13_500), ("17", 13_500)):
-        scorer.submit(Finished(f"</think>{answer}", ids=(0,) * tokens), Prompt(0, (1,), "?", "18", "arithmetic"))
+        scorer.submit(Finished(f"</think>{answer}", ids=(0,) * tokens), Prompt(0, (1,), "?", "18", "exact"))
     assert [(score.correct, score.reward) for score in scorer.finished()] == [(True, 1.0), (True, 0.25), (False, -1.0)]
 
 

@@ -75,13 +75,13 @@ def scorer():
 def test_a_score_says_whether_its_text_holds_the_mark_and_what_is_truncated_is_wrong_unread(mark, scores):
     scorer = Scorer(timeout=5.0, think_end=mark)
     for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
-        scorer.submit(Finished(text, truncated=cut), prompt("18", "arithmetic"))
+        scorer.submit(Finished(text, truncated=cut), prompt("18", "exact"))
     assert [(score.marked, score.correct) for score in scorer.finished()] == scores
 
 
 def test_arithmetic_and_equal_texts_need_no_worker_and_are_scored_at_once():
     scorer = Scorer(timeout=5.0)
-    for answer, task in (("18", "arithmetic"), ("19", "arithmetic"), ("18", "math")):
+    for answer, task in (("18", "exact"), ("19", "exact"), ("18", "math")):
         scorer.submit(thought(answer), prompt("18", task))
     assert [score.correct for score in scorer.finished()] == [True, False, True]
     assert scorer.pending == 0 and running(scorer) == []
@@ -158,7 +158,7 @@ def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_
     (pid,) = running(strict)
     start, fork = time.monotonic(), children(pid)
     strict.submit(thought(ENDLESS[name]), prompt(SUM))
-    strict.submit(thought("18"), prompt("18", "arithmetic"))
+    strict.submit(thought("18"), prompt("18", "exact"))
     (quick,) = strict.finished()
     assert quick.correct and strict.pending == 1  # whoever had waited for the limit would have found both
     wait_until(lambda: not {*fork} & {*children(pid)}, "the limit does not hold")  # without polling the scorer

@@ -3,8 +3,9 @@
 Paper: Sec. 2, which has math and code, and leaves open how answers are read and compared.
 
 TASKS maps the name in a prompt's `task` to its grader
-  arithmetic  right if equal to the reference, character by character, but for ASCII whitespace around it: "18" and
-  sorting     " 18\\n" are right for 18; "018", "+18", "18.0", "18." and digits of other scripts are wrong.
+  exact       right if equal to the reference, character by character, but for ASCII whitespace around it: "18" and
+              " 18\\n" are right for 18; "018", "+18", "18.0", "18." and digits of other scripts are wrong. The scorer's
+              `graders` names it for tasks that have other names (data.GRADERS: the embedded ones)
   math        LaTeX: the last \\boxed{...} or \\fbox{...}, or without one the final expression; boxes with nothing but
               commas, "and", "or", "x =" between them are one list; a last line that is one formula is read like a
               box. `equal` compares answer and reference after `normalise`. A reference is read whole, or from its last
@@ -57,7 +58,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from data import EMBEDDED_TASKS
 from verify.mathematics import (
     BOX,
     CHARACTERS,
@@ -142,7 +142,8 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     if right in (given, written(after_equals(answer))) or not answer.strip():
         return False
     questions = [formula for formula in asked(prompt) if written(formula) not in ("", right)]
-    if solves(answer):
+    name = re.match(r"\s*([A-Za-z]) ?=", value_of(reference))
+    if solves(answer) and (not name or "=" not in answer or answer.strip().startswith(name[1])):
         questions = [formula for formula in questions if not RELATION.search(formula) or written(formula) == given]
     return any(written(formula) == given or is_right(formula, reference) for formula in questions)
 
@@ -254,10 +255,9 @@ class Task(NamedTuple):
     wrong: list[tuple[str, str]]
     unreadable: str
 
-
 PRINTS = '{"inputs": [""], "outputs": ["%s"]}'
-OF_EMBEDDED = Task(exact, [("18", "18"), (" 9\n", "9")], [("018", "18"), ("18.0", "18")], "")
-TASKS = dict.fromkeys(EMBEDDED_TASKS, OF_EMBEDDED) | {
+TASKS = {
+    "exact": Task(exact, [("18", "18"), (" 9\n", "9")], [("018", "18"), ("18.0", "18")], ""),
     "math": Task(
         math,
         [("It is \\boxed{\\frac{1}{2}}.", "0.5"), ("Answer: $x+1$", "1+x"), ("\\boxed{12\\text{ cm}}", "12")],

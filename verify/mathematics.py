@@ -414,7 +414,8 @@ def written(latex: str) -> str:
     """
     from verify.symbolic_equality import form, tried  # loads SymPy
 
-    return tried(form, normalise(re.sub(r"\\?\$", "", latex), kept=(mixed, repeating, scientific))) or ""
+    bare = re.sub(r"\\?\$|(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", latex)
+    return tried(form, normalise(bare, kept=(mixed, repeating, scientific))) or ""
 
 
 def words(text: str) -> list[str] | None:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
@@ -34,7 +35,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
 START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
 START_SECONDS = 120.0  # to start worker and sandbox: a worker without a verdict so long after the limit counts as dead
-JOBS = {"math": b"m", "code": b"c"}  # the kind of a job by its task (workers.py); b"t": texts; b"o": --reward
+JOBS = {"math": b"m", "code": b"c"}  # the kind of a job by its grader (workers.py); b"t": texts; b"o": --reward
 POLL = 0.05  # seconds between two looks of `wait` at workers that say nothing: one may be too late, or not have started
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 
@@ -48,6 +49,7 @@ class Score:
     text: str  # what a worker grades: an expression or a program
     penalty: float  # of Eq. 9, if it is correct
     value: float | None  # the verdict, v from 0 to 1; in what `finished` returns, None means that the verifier failed
+    grader: str = ""  # the key in graders.TASKS
     marked: bool = True  # its text holds the mark behind which the answer begins, or there is no such mark
     timed_out: bool = False  # wrong because checking it took longer than the limit
     tried: bool = False  # a worker has ended with this answer unchecked
@@ -105,7 +107,7 @@ class Worker:
                 self._start_interpreter()
             with sandbox.as_file(json.dumps([score.text, score.prompt.answer])) as file:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
-                    kind = b"o" if self.own else JOBS.get(score.prompt.task, b"t")
+                    kind = b"o" if self.own else JOBS.get(score.grader, b"t")
                     socket.send_fds(self.channel, [kind], [file.fileno()])
         except OSError as error:  # no memory, processes, file descriptors or disk left
             self.failure = f"{error}: a worker or its file in {tempfile.gettempdir()}"
@@ -160,6 +162,7 @@ class Scorer:
     penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
     think_end  the text behind which the answer begins; None: the whole text is the answer
     namespaces whether programs run in sandboxes with namespaces; if these do not work, none gets a verdict
+    graders    {task: its grader in graders.TASKS}, for tasks that have other names than their graders
     own        None, or FILE.py:FUNCTION, which grades all completions instead of their tasks' graders (user_reward.py)
     """
 
@@ -171,8 +174,10 @@ class Scorer:
         penalty=None,
         think_end: str | None = reward.THINK_END,
         namespaces: bool = True,
+        graders: Mapping[str, str] | None = None,
         own: str | None = None,
     ):
+        self._graders = graders or {}
         self._workers = [Worker(timeout, namespaces, own) for _ in range(workers)]
         self._own = own
         self._penalty = penalty
@@ -189,15 +194,16 @@ class Scorer:
         """Take a finished pipeline.Rollout of a data.Prompt (.task, .answer, .text). Raises KeyError: unknown task."""
         found = reward.final_answer(completion.text, self._think_end)
         answer = None if completion.truncated else found
+        grader = self._graders.get(prompt.task, prompt.task)
         if answer is None:
             text, correct = "", False
         elif self._own:
             text, correct = json.dumps([prompt.text, completion.text]), None
         else:
-            text = json.dumps([prompt.task, answer, prompt.text])
-            correct = at_once(answer, prompt.answer, prompt.task)
+            text = json.dumps([grader, answer, prompt.text])
+            correct = at_once(answer, prompt.answer, grader)
         penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
-        score = Score(completion, prompt, text, penalty, correct, marked=found is not None)
+        score = Score(completion, prompt, text, penalty, correct, grader, marked=found is not None)
         (self._queue if correct is None else self._done).append(score)
 
     def finished(self) -> list[Score]:

@@ -86,7 +86,7 @@ def form(latex: str) -> str:
         found = take_last_relation(found).rhs
     if found is None or not found.free_symbols:
         numbers = sorted(str(float(number)) for number in re.findall(r"[0-9]*\.?[0-9]+", latex))
-        return " ".join(numbers + re.findall(SIGNS, latex))
+        return " ".join(numbers + re.findall(rf"{SIGNS}|\\%", latex))
     with distribute(False):
         built = built_again(found, roots=False)
     return str(signsimp(built))

@@ -139,7 +139,8 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     if LABEL.match(reference):
         answer = labelled(answer)[1]
     given = written(answer)
-    if right in (given, written(after_equals(answer))) or not answer.strip():
+    forms = {form.removesuffix(r" \%") for form in (given, written(after_equals(answer)))}
+    if right.removesuffix(r" \%") in forms or not answer.strip():
         return False
     questions = [formula for formula in asked(prompt) if written(formula) not in ("", right)]
     name = re.match(r"\s*([A-Za-z]) ?=", value_of(reference))

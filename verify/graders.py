@@ -256,6 +256,7 @@ class Task(NamedTuple):
     wrong: list[tuple[str, str]]
     unreadable: str
 
+
 PRINTS = '{"inputs": [""], "outputs": ["%s"]}'
 TASKS = {
     "exact": Task(exact, [("18", "18"), (" 9\n", "9")], [("018", "18"), ("18.0", "18")], ""),

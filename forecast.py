@@ -199,7 +199,6 @@ class Forecast(Fit):
     """A Fit with its bands, and the curves that they are drawn from. Computes and pass rates as in Fit."""
 
     bands: dict  # "A", "B", "C_mid" -> (low, high), 90 % of the curves that rise
-    medians: dict  # likewise
     draws: Draws = field(repr=False)
 
     def curves(self, C):
@@ -229,18 +228,15 @@ class Forecast(Fit):
 
 
 def forecast_run(run, *, A=None, grid=None):
-    """`fit.fit_run`, with the same arguments and errors, and its bands: a Forecast.
-
-    A fixes A."""
+    """`fit.fit_run`, with the same arguments and errors, as a Forecast. A fixes A in the curves too."""
     law = fit.fit_run(run, A=A, grid=grid)
     draws = posterior(law, A)
     rising = np.isfinite(draws.C_mid)
-    bands, medians = {}, {}
+    bands = {}
     for name in ("A", "B", "C_mid"):
         values = getattr(draws, name)[rising | ~rising.any()]
-        low, medians[name], high = np.quantile(values, (0.05, 0.5, 0.95), method="inverted_cdf").tolist()
-        bands[name] = low, high
-    return Forecast(**vars(law), bands=bands, medians=medians, draws=draws)
+        bands[name] = tuple(np.quantile(values, (0.05, 0.95), method="inverted_cdf").tolist())
+    return Forecast(**vars(law), bands=bands, draws=draws)
 
 
 def least_noise(law):
@@ -281,6 +277,11 @@ def peak(law):
 def gains(law):
     """Do the points rise? True if the level now lies above R_0 in 95 % of the curves."""
     return bool((law.draws.level > law.draws.R_0).mean() >= 0.95)
+
+
+def rises(law):
+    """Does the run gain, and not fall?"""
+    return gains(law) and not peak(law)
 
 
 def known(law):
@@ -383,15 +384,15 @@ def compare(laws, C=None):
     rows = [(law.median(C), *law.band(C), law) for law in laws]
     if not any("A" in known(law) for law in laws):
         what = "A"
-        rows = [(law.medians["A"], *law.bands["A"], law) for law in laws]
-        most = max(rows, key=lambda row: row[0])[0]
-        close = [law for law in laws if most - law.medians["A"] <= SAME_A]
+        rows = [(np.median(law.draws.A), *law.bands["A"], law) for law in laws]
+        most = max(row[0] for row in rows)
+        close = [(A, law) for A, *_, law in rows if most - A <= SAME_A]
         if len(close) > 1:
-            A = np.mean([law.medians["A"] for law in close])
-            what = f"B at the common A = {A:.3f}"
-            fixed = [forecast_run(law.run, A=A) for law in close]
-            rows = [(law.medians["B"], *law.bands["B"], law) for law in fixed]
-            rest = [law for law in laws if law not in close]
+            common = np.mean([A for A, _ in close])
+            what = f"B at the common A = {common:.3f}"
+            rest = [law for A, *_, law in rows if most - A > SAME_A]
+            fixed = [forecast_run(law.run, A=common) for _, law in close]
+            rows = [(np.median(law.draws.B), *law.bands["B"], law) for law in fixed]
     rows.sort(key=lambda row: row[0], reverse=True)
     best, second = rows[:2]
     tell = "and the data can tell" if best[1] > second[2] else "but the data cannot tell: the bands overlap"

@@ -188,22 +188,22 @@ def by_source(curves):
             law = forecast.forecast_run(case.part())
             bands = {name: np.clip(way(case, law), 0, 1) for name, way in WAYS.items()}
             number = "A" not in forecast.known(law)
-            early = number and law.bands["A"][1] < case.end()[1]
-            found = (bands, case.end()[1], stops([(case, law)]), number, early)
+            below = law.bands["A"][1] < case.end()[1]
+            found = (bands, case.end()[1], stops([(case, law)]), number, below)
             kind = "all of ours" if source.startswith("our ") else "all but post-training"
             for name in dict.fromkeys((source, "post-training" if source == "post-training" else kind)):
                 rows[name].append(found)
     print(f"{'source':24}forecasts" + "".join(f" | {name}: inside width score error" for name in WAYS))
-    print(" " * 24 + "stop rule: stop, right; go on, right | A is a number, of these below the end")
+    print(" " * 24 + "stop rule: stop, right; go on, right | A is a number | A's band below the end, of these a number")
     for source in sorted(rows, key=lambda name: (name.startswith("all"), name)):
         columns: list = list(zip(*rows[source]))
-        bands, measured, said, number, early = columns
+        bands, measured, said, number, below = columns
         cells = [scores(np.array([band[name] for band in bands]), np.array(measured)) for name in WAYS]
         print(f"{source:24}{len(bands):6}" + "".join(" | {:.2f} {:.3f} {:.3f} {:.4f}".format(*cell) for cell in cells))
         pairs = [pair for one in said for pair in one]
         counts = [[answer == word for what, answer in pairs if what == word] for word in ("stop", "go on")]
         verdicts = "; ".join(f"{len(right)}, {sum(right)}" for right in counts)
-        print(f"{'':24}{verdicts} | {sum(number)}, {sum(early)}")
+        print(f"{'':24}{verdicts} | {sum(number)} | {sum(below)}, {sum(map(min, number, below))}")
 
 
 def choose(curves):

@@ -36,18 +36,20 @@ def first_half(law):
     return forecast.fitted(run._replace(compute=run.compute[part], reward=run.reward[part], stop="50%"))
 
 
-LEVELS = {"A", "R_0", "R", "low", "high", "forecast", "measured"}  # in rows: pass rates,
-RISES = {"error", "gain"}  # and differences of them
+LEVELS = {"A", "R_0", "R", "low", "high", "forecast", "measured", "now"}  # in rows: pass rates,
+RISES = {"error", "gain", "close"}  # and differences of them
 
 
 def in_units(run, row):
-    """A row of pass rates and other numbers, its pass rates as rewards in the user's units."""
+    """A row of pass rates and other numbers, and the rows in it, its pass rates as rewards in the user's units."""
     own = dict(row)
     for name, value in row.items():
-        if value is not None and name in LEVELS:
-            own[name] = float(run.own(value))
+        if isinstance(value, dict):
+            own[name] = in_units(run, value)
+        elif value is not None and name in LEVELS:
+            own[name] = run.own(value).tolist()
         elif value is not None and name in RISES:
-            own[name] = float(run.own(value) - run.own(0))
+            own[name] = (run.own(value) - run.own(0)).item()
     return own
 
 
@@ -58,6 +60,7 @@ def summary(law, half=None, until=None, reach=None):
     C = until or 2 * run.compute[-1]
     low, high = law.band(C)
     fall = forecast.peak(law)
+    rises = forecast.rises(law)
     words = forecast.known(law)
     best = best_checkpoint(Path(run.source[0].rstrip()).parent) if fall and run.source else None
     if best:
@@ -65,25 +68,24 @@ def summary(law, half=None, until=None, reach=None):
     row = {
         "run": run.name,
         "unit": run.unit,
-        **in_units(run, {name: getattr(law, name) for name in ("A", "B", "C_mid", "R_0")}),
+        "A": None if "A" in words else law.A,  # no number where it is not determined
+        "B": law.B,
+        "C_mid": law.C_mid,
+        "R_0": law.R_0,
         "R_0_from": R_0_from(law),
         "span": law.span,
         "points": law.points,
         "ssr": law.ssr,
-        "bands": law.bands | {"A": tuple(run.own(law.bands["A"]).tolist())},
+        "bands": law.bands if rises else {},
         "notes": run.notes,
-        "forecast": in_units(run, {"C": C, "R": law.median(C), "low": low, "high": high}),
-        "readable": forecast.readable(law) if rises(law) else None,
-        "close": forecast.CLOSE * (run.ends[1] - run.ends[0]),
-        "known": words,
-        "peak": fall and in_units(run, fall._asdict()),
-        "first_half": half and in_units(run, forecast.hindcast(half)),
+        "forecast": {"C": C, "R": law.median(C), "low": low, "high": high},
+        "readable": forecast.readable(law) if rises else None,
+        "close": forecast.CLOSE,
+        "peak": fall and fall._asdict(),
+        "first_half": half and forecast.hindcast(half),
+        "reach": None if reach is None else forecast.reach(law, run.rate(reach)),
     }
-    if "A" in words:
-        row["A"] = None  # no number where it is not determined
-    if reach is not None:
-        row["reach"] = in_units(run, forecast.reach(law, run.rate(reach)))
-    return row
+    return in_units(run, row) | {"known": words}
 
 
 def R_0_from(law):
@@ -125,7 +127,7 @@ def lines_of(row):
         if row["readable"] > 1:
             near = "The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
         lines.append("  " + near.format(**row))
-    if "reach" in row:
+    if row["reach"]:
         lines.append(f"  {reach_sentence(row['reach'], unit)}")
     return lines + [f"  note: {note}" for note in row["notes"]]
 
@@ -145,14 +147,10 @@ def diverging(laws):
     """[a sentence] for each two rewards of one log of which one rises and the other does not."""
     lines = []
     for rise, stay in permutations(laws, 2):
-        if rise.run.source[0] == stay.run.source[0] and rises(rise) and not rises(stay):
+        if rise.run.source[0] == stay.run.source[0] and forecast.rises(rise) and not forecast.rises(stay):
             what = "falls" if forecast.peak(stay) else "does not rise"
             lines.append(f"{rise.run.name} rises, but {stay.run.name} {what}.")
     return lines
-
-
-def rises(law):
-    return forecast.gains(law) and not forecast.peak(law)
 
 
 def stop_row(law, until):

@@ -79,7 +79,7 @@ def draw(ax, title, xlabel, ylabel, curves):
         ticks = ticker.LogFormatterSciNotation(minor_thresholds=(4, 4))  # 3 x 10^5
     ax.xaxis.set(major_locator=ticker.LogLocator(subs=subs), major_formatter=ticks, minor_formatter="")
     ax.grid(alpha=0.25)
-    ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
+    ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=1 + (len(curves) > 4))
 
 
 def save(path, title, panels, alike=False):
@@ -104,30 +104,30 @@ def save(path, title, panels, alike=False):
 
 def scaling(law, end):
     """A Forecast as a Curve up to `end`: the fit, led to the median of the forecast at the last fitted point as the
-    walk's mean is, straight in log C; from there on the median and its 90 % band. Where the points do not rise the
-    median alone, where they fall the points alone."""
+    walk's mean is, straight in log C; from there on the median and its 90 % band. Where the points do not rise or the
+    fit is a jump the median alone, where they fall the points alone."""
     own = law.run.own
     C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
     label = f"{law.run.name}: A = {own(law.A):.3f}, B = {law.B:.2f}"
     first, last = law.span
-    if undetermined := forecast.known(law).get("A"):
-        label = f"{law.run.name}: {undetermined.partition(':')[0]}"
-    points = C, own(R)
+    known = forecast.known(law)
+    if words := known.get("A"):
+        label = f"{law.run.name}: {words.rstrip('.') if forecast.rises(law) else words.partition(':')[0]}"
     if forecast.peak(law):
-        return Curve(label, lambda C: np.full(np.shape(C), np.nan), (first, last, last), points)
+        return Curve(label, lambda C: np.full(np.shape(C), np.nan), (first, last, last), (C, own(R)))
 
     off = law.median(last) - law.predict(last)
 
     def value(C):
         line = law.median(C)
-        if forecast.gains(law):
+        if "B" not in known:
             line = np.where(C < last, law.predict(C) + off * np.log(C / first) / np.log(last / first), line)
         return own(line)
 
     def band(C):
         return tuple(own(np.where(C < last, np.nan, law.band(C))))
 
-    return Curve(label, value, (first, last, end), points, band)
+    return Curve(label, value, (first, last, end), (C, own(R)), band)
 
 
 def asymptote(law, end):
@@ -135,8 +135,7 @@ def asymptote(law, end):
     if "A" in forecast.known(law) or end <= law.span[1]:
         return []
     A, low, high = law.run.own([law.A, *law.bands["A"]])
-    last = law.span[1]
-    return [Curve(f"A, 90 % band {low:.3f} to {high:.3f}", lambda C: A + 0 * C, (last, last, end))]
+    return [Curve(f"A, 90 % band {low:.3f} to {high:.3f}", lambda C: A + 0 * C, (law.span[1], end, end))]
 
 
 def power_law(law, end):

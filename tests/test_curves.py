@@ -174,19 +174,45 @@ def test_questions_that_people_ask_are_answered_on_the_screen(tmp_path, capsys):
         ("--reward=reward", "--reward=falls", f"-o={tmp_path}/a.png"): "a reward rises, but a falls falls.",
         ("--reward=zeros",): "No gain yet: nothing was ever right.",
     }
-    for flags, said in asked.items():
-        assert said in screen(*flags)
+    for flags, words in asked.items():
+        assert words in screen(*flags)
+    [flat] = json.loads(screen("--reward=zeros", "--json"))["runs"]
+    assert not flat["bands"] and flat["A"] is flat["readable"] is None  # nothing is known of a take-off
     assert (tmp_path / "a.png").exists()
     with pytest.raises(SystemExit):
         screen("--reward", "ones")
     assert "a: the reward is 1 throughout: nothing is left to learn" in capsys.readouterr().err
-    own = json.loads(screen("--reward", "percent", "--scale", "percent", "--stop-rule", "--json"))
-    one = json.loads(screen("--reward", "reward", "--stop-rule", "--json"))
-    for name in ("A", "R_0"):
-        assert own["runs"][0][name] == pytest.approx(100 * one["runs"][0][name], rel=1e-6)
-    high = [found["runs"][0]["forecast"]["high"] for found in (own, one)]
-    assert high[0] == pytest.approx(100 * high[1], rel=1e-6)
-    assert own["stop_rule"][0]["gain"] == pytest.approx(2) and own["stop_rule"][0]["P"] == one["stop_rule"][0]["P"]
+    own, rates = (
+        json.loads(screen(*flags, "--stop-rule", "--json"))["stop_rule"][0]
+        for flags in (("--reward=percent", "--scale=percent"), ("--reward=reward",))
+    )
+    assert own["gain"] == pytest.approx(2) and own["P"] == rates["P"]
+
+
+@pytest.mark.parametrize("rewards", [RISES, [*RISES, 0.5, 0.4, 0.3]], ids=["rise", "fall"])
+def test_every_reward_of_a_summary_is_in_the_users_units(rewards):
+    run = fit.Run(np.arange(float(len(rewards))), np.array(rewards))
+    rates, own = (
+        curves.summary(law, curves.first_half(law), reach=law.run.own(0.5))
+        for law in (forecast.forecast_run(run._replace(ends=ends)) for ends in ((0, 1), (-1, 1)))
+    )
+
+    def numbers(row, names):
+        for name, value in row.items():
+            if isinstance(value, dict):
+                yield from numbers(value, names)
+            elif name in names and value is not None:
+                yield from np.ravel(value)
+
+    levels = {"A", "R_0", "R", "low", "high", "forecast", "measured", "now"}
+    del rates["known"], own["known"]
+    for names, unit in (
+        (levels, lambda R: 2 * R - 1),
+        ({"error", "close"}, lambda R: 2 * R),
+        ({"C", "P"}, lambda R: R),
+    ):
+        expected = [unit(R) for R in numbers(rates, names)]
+        assert expected and list(numbers(own, names)) == pytest.approx(expected)
 
 
 def test_a_page_has_the_columns_of_the_steps_that_led_to_the_end_of_a_run(tmp_path):

@@ -340,7 +340,7 @@ def stop_rule(law, times=2):
     """
     last = law.span[1]
     if not gains(law):
-        return None, "no gain yet"
+        return None, "the points fall" if peak(law) else "no gain yet"
     late = law.kept & (law.run.compute > 0.8 * last)
     then = law.curves((times - 0.1) * last) + law.draws.noise * law.draws.error / np.sqrt(late.sum())
     P = float((then - law.run.reward[late].mean() < GAIN).mean())

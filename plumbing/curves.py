@@ -99,8 +99,8 @@ def R_0_from(law):
 
 
 def table(rows):
-    """Rows, the header first, as aligned lines; floats with four significant digits."""
-    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
+    """Rows, the header first, as aligned lines; floats with four significant digits, None as -."""
+    cells = [[f"{x:.4g}" if isinstance(x, float) else "-" if x is None else str(x) for x in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
 
@@ -114,14 +114,14 @@ def lines_of(row):
     if numbers:
         lines += table([("", "fit", "90 % band from", "to"), *numbers])
     lines += [f"  {text}" for text in dict.fromkeys(row["known"].values())]
-    if not row["peak"]:
+    if row["bands"]:  # else the run falls, or has no gain yet
         ahead = "  Forecast of R at {C:.4g} {unit}: {R:.3g} ({low:.3g} to {high:.3g})."
         lines.append(ahead.format(**row["forecast"], unit=unit))
-    if half := row["first_half"]:
-        met = "  Final R, forecast at half of the compute: {forecast:.3g} ({low:.3g} to {high:.3g}); "
-        met += "measured: {measured:.3g}."
-        lines.append(met.format(**half))
-    lines.append("  A forecast is a median, with its 90 % band. Runs may deviate from Eq. 1.")
+        if half := row["first_half"]:
+            met = "  Final R, forecast at half of the compute: {forecast:.3g} ({low:.3g} to {high:.3g}); "
+            met += "measured: {measured:.3g}."
+            lines.append(met.format(**half))
+        lines.append("  A forecast is a median, with its 90 % band. Runs may deviate from Eq. 1.")
     if row["readable"]:
         near = "The forecast is not within ±{close:.3g} even now."
         if row["readable"] > 1:

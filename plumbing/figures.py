@@ -57,9 +57,10 @@ def draw(ax, title, xlabel, ylabel, curves):
                 ax.fill_between(x, *band(x), color=colour, alpha=0.36 / max(2, len(curves)), lw=0)
                 ax.plot(x, np.transpose(band(x)), color=colour, lw=0.6, alpha=0.7)
         x, y = np.array(points)
-        if len(x) >= 2 * PARTS and np.std(np.diff(y)) / np.sqrt(2) > np.ptp(law(x[(x >= start) & (x <= fitted_to)])):
-            ax.plot(x, running_mean(y), color=colour, lw=2.5, alpha=0.5)  # the points are noisier than the rise
         fitted, ahead = (x >= start) & (x <= fitted_to), x > fitted_to
+        # A running mean if the points are noisier than the rise, or no curve is drawn: then the rise is nan.
+        if len(x) >= 2 * PARTS and not np.std(np.diff(y)) / np.sqrt(2) <= np.ptp(law(x[fitted])):
+            ax.plot(x, running_mean(y), color=colour, lw=2.5, alpha=0.5)
         before = ~fitted & ~ahead
         ax.scatter(x[fitted], y[fitted], 12, colour, marker=marker, zorder=3)
         ax.scatter(x[before], y[before], 12, "none", marker=marker, edgecolors=colour, lw=0.7, zorder=3)
@@ -104,18 +105,18 @@ def save(path, title, panels, alike=False):
 
 def scaling(law, end):
     """A Forecast as a Curve up to `end`: the fit, led to the median of the forecast at the last fitted point as the
-    walk's mean is, straight in log C; from there on the median and its 90 % band. Where the points do not rise or the
-    fit is a jump the median alone, where they fall the points alone."""
+    walk's mean is, straight in log C; from there on the median and its 90 % band. If the fit is a jump it is the median
+    throughout. A run that falls or has no gain yet is drawn as its points."""
     own = law.run.own
     C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
     label = f"{law.run.name}: A = {own(law.A):.3f}, B = {law.B:.2f}"
     first, last = law.span
     known = forecast.known(law)
-    if words := known.get("A"):
-        label = f"{law.run.name}: {words.rstrip('.') if forecast.rises(law) else words.partition(':')[0]}"
-    if forecast.peak(law):
+    if not forecast.rises(law):
+        label = f"{law.run.name}: {known['A'].partition(':')[0]}"
         return Curve(label, lambda C: np.full(np.shape(C), np.nan), (first, last, last), (C, own(R)))
-
+    if "A" in known:
+        label = f"{law.run.name}: {known['A'].rstrip('.')}"
     off = law.median(last) - law.predict(last)
 
     def value(C):

@@ -122,6 +122,7 @@ MANY = fit.sigmoid(np.arange(400.0), A=0.7, B=1.5, C_mid=4, R_0=0.2)
         (RISES[:6], "A is not determined", None),
         ([0.2, 0.24, 0.17, 0.22, 0.19, 0.23, 0.16, 0.24, 0.18, 0.24, 0.25], "No gain yet", None),
         ([*RISES, 0.5, 0.4, 0.3], "The points fall after a peak", None),
+        ([0.1] * 8 + [0.5] * 8, "A is not determined: its 90 % band is 0.", None),  # the fit is a jump
     ],
 )
 def test_nothing_is_drawn_that_the_text_does_not_claim(rewards, label, A):
@@ -131,8 +132,8 @@ def test_nothing_is_drawn_that_the_text_does_not_claim(rewards, label, A):
     assert [float(one.law(1.0)) for one in figures.asymptote(law, 999.0)] == ([pytest.approx(A, abs=0.01)] if A else [])
     shown = curve.law(np.geomspace(1, 2 * law.span[1], 400))
     there = np.isfinite(shown)
-    # Where the points fall there is no curve; else it has no jump, at the last point neither.
-    assert there.any() == there.all() != label.startswith("The points")
+    # Where the points fall, or do not rise, there is no curve; else it has no jump, at the last point neither.
+    assert there.any() == there.all() == label.startswith("A")
     assert np.abs(np.diff(shown[there])).max(initial=0) < 0.02
 
 
@@ -178,6 +179,7 @@ def test_questions_that_people_ask_are_answered_on_the_screen(tmp_path, capsys):
         assert words in screen(*flags)
     [flat] = json.loads(screen("--reward=zeros", "--json"))["runs"]
     assert not flat["bands"] and flat["A"] is flat["readable"] is None  # nothing is known of a take-off
+    assert "Forecast of R" not in screen("--reward=zeros")
     assert (tmp_path / "a.png").exists()
     with pytest.raises(SystemExit):
         screen("--reward", "ones")

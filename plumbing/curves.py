@@ -83,8 +83,9 @@ def summary(law, half=None, until=None, reach=None):
         "close": forecast.CLOSE,
         "peak": fall and fall._asdict(),
         "first_half": half and forecast.hindcast(half),
-        "reach": None if reach is None else forecast.reach(law, run.rate(reach)),
     }
+    if reach is not None:
+        row["reach"] = forecast.reach(law, run.rate(reach))
     return in_units(run, row) | {"known": words}
 
 
@@ -127,7 +128,7 @@ def lines_of(row):
         if row["readable"] > 1:
             near = "The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
         lines.append("  " + near.format(**row))
-    if row["reach"]:
+    if "reach" in row:
         lines.append(f"  {reach_sentence(row['reach'], unit)}")
     return lines + [f"  note: {note}" for note in row["notes"]]
 

@@ -109,7 +109,7 @@ def as_shown(kind, score, args):
     elif args.reward:
         read = "what --reward reads"
     else:
-        graded = TASKS[prompt.task].grade(answer, prompt.answer)
+        graded = TASKS[score.grader].grade(answer, prompt.answer)
         read = repr((graded if isinstance(graded, str) else answer.strip())[-LENGTH:])
     return (
         f"A completion of {prompt.where}, {kind if not score.error else 'without a verdict'}:\n"

@@ -283,7 +283,7 @@ def default_text(name):
     """What --help says of a flag's default: on the embedded task and, where it differs, under the other presets.
 
     >>> default_text("lr"), default_text("off_policy"), default_text("out")
-    (' [0.0002; paper: 5e-07; tiny: 0.0003]', ' [pipeline]', '')
+    (' [0.0002; paper: 5e-07; few: 1e-06; tiny: 0.0003]', ' [pipeline]', '')
     """
     if name == "recipe":
         return " [scalerl, with P and k of the preset]"

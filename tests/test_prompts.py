@@ -247,7 +247,7 @@ def test_a_file_is_the_same_source_however_its_path_is_written(tmp_path, monkeyp
 
 def test_a_task_that_is_none_is_refused_with_the_tasks():
     for name in ("q.jsonl:1:intger", "q.jsonl:maths"):
-        refuses("expected one of arithmetic, .*math.*choice", sources.parse_source, name)
+        refuses("expected one of exact, math, .*choice, arithmetic", sources.parse_source, name)
 
 
 ROWS = [{"prompt": f"{n}+0=", "answer": f"0{n}"} for n in range(10)]

@@ -143,7 +143,7 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     if right.removesuffix(r" \%") in forms or not answer.strip():
         return False
     questions = [formula for formula in asked(prompt) if written(formula) not in ("", right)]
-    name = re.match(r"\s*([A-Za-z]) ?=", value_of(reference))
+    name = re.match(r"([A-Za-z]) ?=", value_of(reference).lstrip())
     if solves(answer) and (not name or "=" not in answer or answer.strip().startswith(name[1])):
         questions = [formula for formula in questions if not RELATION.search(formula) or written(formula) == given]
     return any(written(formula) == given or is_right(formula, reference) for formula in questions)

@@ -244,7 +244,8 @@ def chat(messages: list, where: str) -> list[dict]:
             whole.append({"role": "" + message["role"], "content": "".join(part["text"] for part in parts)})
             lost = [name for part in (message, *parts) for name in part if part[name] and name not in LEFT_ALONE]
             lost += [part["type"] for part in parts if part.get("type", "text") != "text"]
-            lost += ["a tool's result"] * (message["role"] in ("tool", "function"))
+            if message["role"] in ("tool", "function"):
+                lost.append("a tool's result")
         except (KeyError, TypeError, AttributeError):
             lost = ["another form of chat, or an image or sound"]
         if lost:

@@ -50,14 +50,14 @@ def paces(clock=time.monotonic):
 
 
 def member(owner, name):
-    """The member of an enumeration, of which the class is a known one; nothing else has attributes here."""
-    if not isinstance(owner, EnumMeta):
+    """`getattr` in a pickle: the member `name` of an enumeration. Raises pickle.UnpicklingError for all else."""
+    if not isinstance(owner, EnumMeta) or name not in owner.__members__:
         raise pickle.UnpicklingError(f"expected plain containers or known classes, got getattr of {owner!r:.80}")
     return owner[name]
 
 
 class Unpickler(pickle.Unpickler):
-    """Loads plain containers and what `names` lists, nothing else.
+    """Loads plain containers, what `names` lists, and members of enumerations that it lists; nothing else.
 
     names  {(module, name)}
     Raises pickle.UnpicklingError for anything else.
@@ -69,7 +69,7 @@ class Unpickler(pickle.Unpickler):
 
     def find_class(self, module, name):
         if (module, name) == ("builtins", "getattr"):
-            return member  # some environments pickle members of an enumeration by name
+            return member  # a process may have been told to pickle members of enumerations by name
         if (module, name) not in self.names:
             raise pickle.UnpicklingError(f"expected plain containers or known classes, got {module}.{name}")
         return super().find_class(module, name)

@@ -3,6 +3,7 @@
 import os
 import pickle
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from unittest.mock import MagicMock, Mock
 
@@ -103,3 +104,27 @@ def test_a_wait_ends_with_the_reason_why_the_run_ends():
     # What rank 0 put before it told of the end is there: both happen between this rank's two looks.
     there = partial(stored.has, ["batch"])
     assert stored.wait("the batch", there, lambda: stored.put({"batch": []}) or "interrupted") is None
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Gets:
+    """Pickles as getattr(*of)."""
+
+    def __init__(self, *of):
+        self.of = of
+
+    def __reduce__(self):
+        return getattr, self.of
+
+
+def test_of_getattr_in_a_pickle_only_members_of_known_enumerations_are_loaded():
+    known = {(__name__, "Colour")}
+    assert store.unpickled(pickle.dumps(Gets(Colour, "RED")), known) is Colour.RED
+    for of in ((Colour, "mro"), (Colour, "__class__"), ("text", "join")):
+        with pytest.raises(pickle.UnpicklingError, match="got getattr of"):
+            store.unpickled(pickle.dumps(Gets(*of)), known)
+    with pytest.raises(pickle.UnpicklingError, match="got .*Colour"):
+        store.unpickled(pickle.dumps(Gets(Colour, "RED")), set())

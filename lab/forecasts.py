@@ -22,6 +22,8 @@ Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate
          (a repository or a paper) of the variant that is best on all others.
 --synthetic draws runs of Eq. 1 and prints how often the band of A holds the truth, and how often A is a number.
 
+--frontier prints how wide A's band and the forecast from half are, by how many evaluations of how many completions.
+
 Run:  python -m lab.forecasts      (four minutes on one core)
       python -m lab.forecasts --choose | --synthetic    (seven to twenty minutes each)
 """
@@ -36,6 +38,7 @@ from scipy.special import stdtrit
 
 import fit
 import forecast
+from plumbing.foreign_logs import read_run
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "forecasts"
@@ -265,14 +268,40 @@ def coverage(runs=60):
                 print(f"{every} | {sum(told):3} of {runs}  {last}", flush=True)
 
 
+def frontier(draws=3):
+    """Print how wide A's band and the forecast from half are, by the number of evaluations and the completions in all.
+
+    The curves are the fits of results/main_seed*.jsonl, with binomial noise."""
+    runs = [read_run(ROOT / "results" / f"main_seed{seed}.jsonl", "tokens")._replace(start="10%") for seed in range(6)]
+    print("completions evaluations | A's band, a number | forecast from half")
+    for completions in (16384, 32768, 131072):
+        for points in (16, 32, 64):
+            rows, n = [], completions // points
+            for seed, run in enumerate(runs):
+                C = np.linspace(0, run.compute[-1], points)
+                R = fit.fit_run(run).predict(C)
+                for draw in range(draws):
+                    drawn = np.random.default_rng([seed, completions, points, draw]).binomial(n, R) / n
+                    made = fit.Run(C, drawn, start="10%", completions=n)
+                    law, half = forecast.forecast_run(made), forecast.forecast_run(made._replace(stop="50%"))
+                    rows.append((np.ptp(law.bands["A"]), "A" not in forecast.known(law), np.ptp(half.band(C[-1]))))
+            widths, numbers, ahead = np.array(rows, float).T
+            print(
+                f"{completions:11} {points:11} | {np.median(widths):.2f} {numbers.mean():.2f} | {np.median(ahead):.2f}"
+            )
+
+
 def main():
     """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--choose", action="store_true", help="the constants, with whole sources left out")
     asked.add_argument("--synthetic", action="store_true", help="how often the band of A holds the truth")
+    asked.add_argument("--frontier", action="store_true", help="how many evaluations narrow A and the forecast")
     args = parser.parse_args()
-    if args.choose:
+    if args.frontier:
+        frontier()
+    elif args.choose:
         choose(public())
     elif args.synthetic:
         coverage()

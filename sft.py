@@ -28,6 +28,7 @@ Open in the paper: where the traces come from, and which are kept. Here they are
 Open in the paper: the number of steps. SKILL_STEPS and HABIT_STEPS were chosen by measurements.
 
 Run: `python sft.py`. Test: pytest tests/test_sft.py
+Page: docs/paper/axes.md
 """
 
 import random
@@ -237,7 +238,7 @@ def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16)
     groups = [[] for _ in questions]
     with (
         closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
-        closing(Scorer(timeout=5.0, graders=data.GRADERS)) as scorer,
+        closing(Scorer(timeout=5.0, graders=data.GRADERS, answer_of=reward.final_answer)) as scorer,
     ):
         for score in evaluate.complete(generator, scorer, questions, generations):
             groups[score.completion.request].append(score.correct)

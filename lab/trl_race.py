@@ -60,6 +60,7 @@ import data
 import rollout
 from plumbing import evaluate
 from plumbing.prompts import read_sources
+from reward import final_answer
 from verify.scorer import Scorer
 
 
@@ -85,7 +86,8 @@ class Watch(TrainerCallback):
         if step % flags["eval_every"] == 0:
             model.eval()
             generator = rollout.TorchGenerator(model, tokenizer, version=step, **lengths)
-            with torch.no_grad(), closing(Scorer(timeout=5.0, graders=data.GRADERS)) as scorer:
+            with torch.no_grad(), closing(Scorer(
+                    timeout=5.0, graders=data.GRADERS, answer_of=final_answer)) as scorer:
                 found = [score.correct for score in evaluate.complete(
                     generator, scorer, prompts.validation, flags["eval_generations"])]
             model.train()

@@ -29,7 +29,7 @@ import train
 from plumbing import build, checkpoints, log
 from plumbing.processes import Processes
 from verify import sandbox
-from verify.workers import grade_code
+from verify.scorer import grade_code
 
 SMALL = (
     "--data tiny --k 1 --prompts 2 --generations 4 --slots 8 --lr 1e-4 --warmup 1 --eval-prompts 2 --eval-generations 1"

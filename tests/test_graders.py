@@ -88,9 +88,9 @@ def test_the_final_expression_is_the_last_boxes_in_one_list_or_the_whole_short_a
 @pytest.mark.parametrize("pattern, replacement, before, after", mathematics.NORMALISE, ids=count())
 def test_every_rule_of_normalise_does_what_stands_beside_it(pattern, replacement, before, after):
     if replacement is vocabulary.units:
-        replacement = partial(vocabulary.units, known="", found=set())
+        replacement = partial(vocabulary.units, known="", powers=set())
     elif replacement is vocabulary.currency:
-        replacement = partial(vocabulary.currency, found=set())
+        replacement = partial(vocabulary.currency, powers=set())
     assert pattern.sub(replacement, before) == after != before
 
 

@@ -24,6 +24,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import pipeline
+import reward
 import train
 from data import Curriculum, Prompt
 from pipeline import Request, RequestQueue, RolloutQueue
@@ -219,7 +220,7 @@ class Generator:
 
 def verdict(completion, value, **more):
     """What a scorer hands back."""
-    return Score(completion, None, "", 0.0, value, **more)
+    return Score(completion, None, "", value, reward=reward.reward(value), **more)
 
 
 class Scorer:

@@ -1,14 +1,13 @@
 """Claims about reward.py (Sec. 2, A.10): rewards of +1 and -1, the final answer, Eq. 9's penalty, mean@k, pass@k."""
 
-from functools import partial
 from math import isnan
 
 import pytest
-from conftest import Finished, batch, check_exercise, rollout
+from conftest import Finished, batch, check_exercise, given, rollout
 
 import reward
 from data import Prompt
-from verify.scorer import Scorer
+from plumbing import build
 
 
 def test_sec2_reward_is_plus_or_minus_one_and_no_number_for_a_failure():
@@ -34,15 +33,13 @@ def test_sec2_the_answer_is_what_follows_the_last_end_of_thinking(text, mark, an
     assert reward.final_answer(text, mark) == answer
 
 
-EQ9 = partial(reward.length_penalty, length_max=14_000, length_cache=2_000)  # the paper's numbers
-
-
 def test_eq9_length_penalty_falls_from_0_to_minus_1_over_the_last_length_cache_tokens():
     check_exercise(reward, "penalty")
 
 
 def test_eq9_is_added_to_correct_completions_only():
-    scorer = Scorer(timeout=5.0, penalty=EQ9)
+    args = given("--length-control penalty --model M --data F --preset paper")
+    scorer = build.make_scorer(args)
     for answer, tokens in (("18", 11_000), ("18", 13_500), ("17", 13_500)):
         scorer.submit(Finished(f"</think>{answer}", ids=(0,) * tokens), Prompt(0, (1,), "?", "18", "exact"))
     assert [(score.correct, score.reward) for score in scorer.finished()] == [(True, 1.0), (True, 0.25), (False, -1.0)]

@@ -15,6 +15,7 @@ import pytest
 from conftest import Finished, alive, wait_until
 from test_programs import of
 
+import reward
 from data import Prompt
 from verify import programs, sandbox
 from verify.scorer import Scorer
@@ -72,7 +73,7 @@ def folder(tmp_path_factory):
 def started(folder, timeout):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
-        scorer = Scorer(timeout=timeout, workers=1, namespaces=NAMESPACES)
+        scorer = Scorer(timeout=timeout, workers=1, namespaces=NAMESPACES, answer_of=reward.final_answer)
         assert score(scorer, "print(sum(map(int, input().split())))").correct is True
     return scorer
 
@@ -247,7 +248,7 @@ def test_a_sandbox_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypat
     works, first = Path(sandbox.__file__).read_text(encoding="utf-8"), "def drop_rights(user):\n"
     (tmp_path / "verify" / "sandbox.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
     monkeypatch.setattr("verify.scorer.ROOT", str(tmp_path))
-    scorer = Scorer(timeout=5.0, workers=1)
+    scorer = Scorer(timeout=5.0, workers=1, answer_of=reward.final_answer)
     failed = score(scorer, "print(3)")
     assert failed.correct is None and "the grader raised RuntimeError: expected a sandbox" in failed.error
     scorer.close()

@@ -1,4 +1,4 @@
-"""Claims about verify/scorer.py and workers.py: verdicts that no answer can hold up; a failure is no wrong answer."""
+"""Claims about verify/scorer.py: verdicts that no answer can hold up; a failure is no wrong answer."""
 
 import os
 import shutil
@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import Finished, alive, rows, wait_until
 
+import reward
 from data import Prompt
-from verify import sandbox
-from verify.scorer import Scorer
+from verify import sandbox, scorer
 
 ROOT = Path(__file__).parents[1]
+Scorer = partial(scorer.Scorer, answer_of=reward.final_answer)
 
 
 def prompt(answer, task="math"):
@@ -73,7 +75,7 @@ def scorer():
     [("</think>", [(True, True), (False, False), (True, False)]), (None, [(True, False), (True, True), (True, False)])],
 )
 def test_a_score_says_whether_its_text_holds_the_mark_and_what_is_truncated_is_wrong_unread(mark, scores):
-    scorer = Scorer(timeout=5.0, think_end=mark)
+    scorer = Scorer(timeout=5.0, answer_of=partial(reward.final_answer, think_end=mark))
     for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
         scorer.submit(Finished(text, truncated=cut), prompt("18", "exact"))
     assert [(score.marked, score.correct) for score in scorer.finished()] == scores
@@ -250,7 +252,7 @@ from types import SimpleNamespace as S
 scorer = Scorer(timeout=1.0, workers=1)
 for answer in ("0.5", "(a+1)^9(b+1)^9(c+1)^9(d+1)^9(x+1)^9"):  # the worker computes and does not look at its pipe
     scorer.wait()
-    text = "</think>\\\\boxed{" + answer + "}"
+    text = "\\\\boxed{" + answer + "}"
     scorer.submit(S(text=text, truncated=False), S(task="math", answer="a+b+c+d+x", text=""))
     scorer.finished()
 print(scorer._workers[0].process.pid, flush=True)
@@ -271,7 +273,7 @@ import json
 from verify import scorer
 from types import SimpleNamespace as S
 one = scorer.Scorer(timeout=20.0, workers=1)
-one.submit(S(text="</think>7", truncated=False), S(task="math", answer="8", text=""))
+one.submit(S(text="7", truncated=False), S(task="math", answer="8", text=""))
 one.wait()
 one.close()
 print([(score.correct, score.error) for score in one.finished()], scorer.__file__)

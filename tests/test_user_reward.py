@@ -57,7 +57,7 @@ def write(tmp_path):
 
 def scores(spec, completions, **options):
     """{text: Score} of completions that a scorer with this reward has graded."""
-    by = Scorer(own=spec, **{"workers": 1, "timeout": 20.0, "think_end": None} | options)
+    by = Scorer(own=spec, **{"workers": 1, "timeout": 20.0} | options)
     for completion in completions:
         by.submit(completion, Prompt(0, (1,), "?", "18", "own"))
     by.wait()
@@ -78,7 +78,7 @@ def test_each_completion_gets_its_value_or_a_reason_within_the_limit_though_a_fi
 def test_a_graded_reward_is_2_v_minus_1_and_eq9s_penalty_counts_where_v_is_1_and_what_is_truncated_has_0(write):
     spec = write("def grade(prompt, completion, answer): return float(completion)")
     completions = [Finished("1"), Finished("0.75"), Finished("0"), Finished("0.5", truncated=True)]
-    found = scores(spec, completions, penalty=lambda tokens: -0.25)
+    found = scores(spec, completions, reward_of=lambda value, tokens: reward.reward(value, -0.25))
     assert [(score.value, score.reward) for score in found.values()] == [(0.0, -1.0), (1.0, 0.75), (0.75, 0.5), (0, -1)]
 
 
@@ -101,7 +101,7 @@ def test_a_graded_group_counts_with_its_mean_is_dropped_if_its_values_are_equal_
 
 def test_without_the_mark_a_completion_is_wrong_unasked_and_with_it_handed_over_whole(write):
     spec = write("def grade(prompt, completion, answer): return completion == '<think>a</think>b'")
-    found = scores(spec, map(Finished, ["b", "<think>a</think>b", "</think>b"]), think_end="</think>")
+    found = scores(spec, map(Finished, ["b", "<think>a</think>b", "</think>b"]), answer_of=reward.final_answer)
     assert {text for text, score in found.items() if score.correct} == {"<think>a</think>b"}
 
 

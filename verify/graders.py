@@ -43,7 +43,7 @@ TASKS maps the name in a prompt's `task` to its grader
 With --reward FILE.py:FUNCTION a function of one's own grades all rows, whatever their task (user_reward.py).
 
 In the generator's process, answers are only compared with == (`at_once`). All else runs in worker processes
-(workers.py) with a time limit: SymPy can run for days on a short answer. An answer that takes longer is wrong; one that
+(scorer.py) with a time limit: SymPy can run for days on a short answer. An answer that takes longer is wrong; one that
 a worker cannot grade has no verdict, and is never scored as wrong.
 
 Deviation: a box, or an answer without one, of more than MAX_CHARS characters is not read and is wrong: references are
@@ -183,11 +183,11 @@ def asked(prompt: str) -> set[str]:
     """The prompt's formulas, but for those of the options that it offers."""
     text = OFFERS.split(DELIMITER.sub("$", prompt.translate(CHARACTERS))[-MAX_CHARS:], maxsplit=1)[0]
     prose = DOLLARS.sub(lambda match: "$" * len(match[0]), text)
-    found = set()
+    formulas = set()
     for pattern, where in ((DOLLARS, text), *((run, prose) for run in RUNS)):
         for match in pattern.finditer(where):
-            found |= parts(match[0])
-    return found
+            formulas |= parts(match[0])
+    return formulas
 
 
 def code(answer: str, reference: str, prompt: str = "") -> bool | str:
@@ -238,8 +238,8 @@ def choice(answer: str, reference: str, prompt: str = "") -> bool:
 
 def inner(text: str) -> str:
     """What is in the last box of an answer or a reference, or all of it; without marks of type."""
-    found = final_expression(text)
-    return unmarked(said(found) if found.startswith(BOX) else found)
+    boxed = final_expression(text)
+    return unmarked(said(boxed) if boxed.startswith(BOX) else boxed)
 
 
 class Task(NamedTuple):

@@ -3,7 +3,7 @@
     final_expression(answer) -> the last boxes, or the whole answer
     equal(expression, reference) -> True, False, None: not readable
 
-All of it runs in workers (workers.py), as it has no time limit. Both sides go through `normalise`; then texts are
+All of it runs in workers (scorer.py), as it has no time limit. Both sides go through `normalise`; then texts are
 compared as texts, and formulas as SymPy objects (symbolic_equality.py). Every pattern takes a time linear in the text.
 
 Test: pytest tests/test_graders.py
@@ -170,7 +170,7 @@ def predicate(sentence: str, known: str) -> str:
 def is_formula(text: str, known: str) -> bool:
     """Whether a text holds no words but units, conditions, and nouns of the reference or the prompt behind a number."""
     text = apart(text)[0]
-    return bool(text.strip()) and not prose_in(BEHIND.sub(partial(units, known=known, found=set()), text))
+    return bool(text.strip()) and not prose_in(BEHIND.sub(partial(units, known=known, powers=set()), text))
 
 
 def prose_in(text: str) -> bool:
@@ -376,11 +376,11 @@ def without_type(text: str) -> str:
     return "".join(kept)
 
 
-def normalise(latex: str, known: str = "", kept: tuple = (), found: set | None = None) -> str:
+def normalise(latex: str, known: str = "", kept: tuple = (), powers: set | None = None) -> str:
     """The text with one spelling for what LaTeX spells in several ways; see NORMALISE.
 
     known  the reference, a line end and the prompt, in small letters: their nouns may stand behind a number
-    found  gets the units, as (unit, power)
+    powers  gets the units, as (unit, power)
 
     >>> normalise("$30^\\\\circ.$"), normalise("\\\\$18.90"), normalise("1 1/2"), normalise("10 weeks")
     ('30', '18.90', '\\\\frac{3}{2}', '10')
@@ -392,12 +392,12 @@ def normalise(latex: str, known: str = "", kept: tuple = (), found: set | None =
         text = text.replace("\\equiv", "=")
     angles = re.search("sin|cos|tan|cot|sec|csc", text)
     text = text.strip().removesuffix("\\")
-    found = set() if found is None else found
+    powers = set() if powers is None else powers
     for pattern, replacement, *_ in NORMALISE:
         if replacement is units:
-            replacement = partial(units, known=known, found=found)
+            replacement = partial(units, known=known, powers=powers)
         elif replacement is currency:
-            replacement = partial(currency, found=found)
+            replacement = partial(currency, powers=powers)
         elif replacement is RADIANS and not angles:
             replacement = r"\1"
         if replacement not in kept:
@@ -489,8 +489,8 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
     if not same_conditions(given_for, stated_for, text, known):
         return False
     text = renamed(text, given_for, value, stated_for)
-    right = normalise(value, known, found=wanted)
-    answer = normalise(text, known, found=given)
+    right = normalise(value, known, powers=wanted)
+    answer = normalise(text, known, powers=given)
     if not same_units(given, wanted, prompt) or "\\%" in right and given - wanted:
         return False
     if "\\%" not in right and re.search(r"\w", prompt) and not PERCENT.search(prompt):
@@ -593,13 +593,13 @@ def value_of(reference: str) -> str:
 
 def same_texts(right: str, answer: str) -> bool | None:
     """The verdict where one side is no formula: words, dates, {1, 2} beside (1, 2); None: both are to be read."""
-    said = words(answer)
-    for one, other in ((right, said), (answer, words(right))):
+    spoken = words(answer)
+    for one, other in ((right, spoken), (answer, words(right))):
         if one == "\\emptyset" and other:
             return other[0] in ("nosolution", "nosolutions")
     if named := words(right):
-        if said or not variables(right):
-            return named == (said or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", answer))])
+        if spoken or not variables(right):
+            return named == (spoken or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", answer))])
     if DATE.fullmatch(right):  # 12/05 is no 12/5
         return separate(right) == separate(answer)
     if QUANTITIES.match(right):

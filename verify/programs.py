@@ -1,7 +1,7 @@
 """Programs: which block of an answer is one, what its tests are, and when an output is right. Rules: graders.py.
 
-    program(answer) -> its source text                                     in a worker (workers.py)
-    read_tests(reference), right_output(...)                               in a worker (workers.py)
+    program(answer) -> its source text                                     in a worker (scorer.py)
+    read_tests(reference), right_output(...)                               in a worker (scorer.py)
 
 Test: pytest tests/test_programs.py
 """
@@ -34,8 +34,8 @@ def program(answer: str) -> str:
     """
     blocks = fenced_blocks(answer)
     named = [block for language, block in blocks if PYTHON.match(language.strip())]
-    found = named or [block for language, block in blocks if not language.strip()]
-    return dedent(found[-1].lstrip("\ufeff")) if found and len(found[-1]) <= CODE_CHARS else ""
+    chosen = named or [block for language, block in blocks if not language.strip()]
+    return dedent(chosen[-1].lstrip("\ufeff")) if chosen and len(chosen[-1]) <= CODE_CHARS else ""
 
 
 def fenced_blocks(answer: str) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """A sandbox: runs a Python program that nobody has read, once per input, and lets out nothing but what it writes.
 
-Paper: Sec. 2, code is checked by running unit tests. workers.py starts a sandbox for each program and compares the
+Paper: Sec. 2, code is checked by running unit tests. scorer.py starts a sandbox for each program and compares the
 program's output with the expected one, which never enters the sandbox. So a program cannot forge a verdict: if it exits
 early, fakes a result or writes to some file descriptor, it is wrong unless that is the right output.
 
@@ -67,7 +67,7 @@ class Died(RuntimeError):
     """A sandbox ended before it was ready, without saying that something is not allowed here; likely: no memory."""
 
 
-# --- Outside: in a worker (workers.py) -------------------------------------------------------------------------------
+# --- Outside: in a worker (scorer.py) -------------------------------------------------------------------------------
 # Modules that only this side needs are imported inside functions, so that a sandbox's interpreter starts twice as fast.
 
 
@@ -121,9 +121,11 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None):
         try:
             if not (select.select([ours], [], [], START_SECONDS)[0] and ours.recv(1)):
                 errors.seek(0)
-                said = errors.read()[-2000:].decode()
-                refused = said and not any(words in said.splitlines()[-1] for words in NO_MEMORY)
-                raise (RuntimeError if refused else Died)(f"expected a sandbox, got {said!r}; likely cause: no memory")
+                printed = errors.read()[-2000:].decode()
+                refused = printed and not any(words in printed.splitlines()[-1] for words in NO_MEMORY)
+                raise (RuntimeError if refused else Died)(
+                    f"expected a sandbox, got {printed!r}; likely cause: no memory"
+                )
             end = time.monotonic() + timeout
             for _ in inputs:
                 left = end - time.monotonic()
@@ -250,10 +252,10 @@ MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID_NODEV = 0x1000, 0x4000, 0x40000, 2 | 4
 
 def call(name, *arguments):
     """Call a function of the C library that Python does not offer. Raises OSError if it fails."""
-    found = getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments)
-    if found < 0:
+    result = getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments)
+    if result < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
-    return found
+    return result
 
 
 def die_with_parent():

@@ -1,18 +1,29 @@
-"""Scorer: verdicts on completions without ever blocking the generator.
+"""Scorer: verdicts on completions without ever blocking the generator, by worker processes with a time limit.
 
-Paper: Sec. 2 (rewards), which leaves open how answers are checked. graders.py says when an answer is right; workers.py
-is the worker process; this file starts workers and hands out jobs.
+Paper: Sec. 2 (rewards), which leaves open how answers are checked. graders.py says when an answer is right.
 
-When a math answer has taken longer than `timeout` seconds, it is wrong, with `timed_out` set. A worker that dies, or
-cannot start, says nothing about the answer: the answer is tried once more on a fresh worker, then handed back with
-`error` set and `value` None, and the caller drops its group. It is never scored as wrong.
+The Scorer, in the generator's process, starts workers and hands out jobs. A worker is a separate interpreter that loads
+this file (and SymPy if needed) and grades answers in a fork of itself. SymPy can run for days on a short answer, and
+math-verify's own time limits are signals, which fail off the main thread. So the worker kills the fork when one answer
+has taken `timeout` seconds of wall clock, whatever the fork computes, whatever signals it uses and whether or not
+anybody polls: the answer is then wrong, with `timed_out` set, and the worker forks again. When its parent has ended, a
+worker reads end-of-file and leaves.
+
+A worker that dies, or cannot start, says nothing about the answer: the answer is tried once more on a fresh worker,
+then handed back with `error` set and `value` None, and the caller drops its group. It is never scored as wrong.
+
+A worker runs programs in a sandbox (sandbox.py says what it protects against and what not), which never sees the
+expected outputs. A program's time counts from the moment when the sandbox is ready.
 
 Deviation: none known (those of verdicts: graders.py).
 
-Test: pytest tests/test_scorer.py
+Test: pytest tests/test_scorer.py tests/test_sandbox.py
 """
 
 import json
+import logging
+import math
+import mmap
 import os
 import signal
 import socket
@@ -20,24 +31,49 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import count
 from multiprocessing import connection
 from types import SimpleNamespace
 from typing import Any
 
-import reward
-from verify import sandbox
-from verify.graders import at_once
+from verify import sandbox, user_reward
+from verify.graders import TASKS, at_once, right
+from verify.mathematics import equal
+from verify.programs import read_tests, readings, right_output
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
-START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
+START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.scorer import work; work(*sys.argv[2:])"
 START_SECONDS = 120.0  # to start worker and sandbox: a worker without a verdict so long after the limit counts as dead
-JOBS = {"math": b"m", "code": b"c"}  # the kind of a job by its grader (workers.py); b"t": texts; b"o": --reward
+JOBS = {"math": b"m", "code": b"c"}  # the kind of a job by its grader ; b"t": texts; b"o": --reward
 POLL = 0.05  # seconds between two looks of `wait` at workers that say nothing: one may be too late, or not have started
 MESSAGE_BYTES = 4_096  # more than any verdict or error
+MEMORY_BYTES = 2 << 30  # address space of one worker
+ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong when memory runs out
+SECONDS_PER_TEST = 0.1  # five times what starting a program costs, so that many tests are no reason to be wrong
+MORE_SECONDS = 100.0  # less than the time after which the scorer gives a worker up (START_SECONDS)
+FORK_POLL = 0.02  # seconds between two looks of a worker at its fork
+SPARE_BYTES = 1 << 16  # a program's output is wrong, unread, if longer than the longest expected one by more than this
+FIRST_PAIRS = (  # (answer, reference), all equal: compared before a worker's first math answer
+    ("\\boxed{\\frac{1}{2}}", "0.5"),
+    ("\\boxed{(x+1)^2}", "x^2+2x+1"),
+    ("\\boxed{(1.0,2]}", "(1,2]"),
+    ("\\boxed{\\begin{pmatrix}-1\\\\2\\end{pmatrix}}", "\\begin{pmatrix}i^2\\\\2\\end{pmatrix}"),
+    ("\\boxed{2, x=1}", "1, 2"),
+    ("It is 7", "7"),
+)
+
+
+# --- In the generator's process --------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -47,23 +83,18 @@ class Score:
     completion: Any  # the pipeline.Rollout that was submitted
     prompt: Any  # its data.Prompt
     text: str  # what a worker grades: an expression or a program
-    penalty: float  # of Eq. 9, if it is correct
     value: float | None  # the verdict, v from 0 to 1; in what `finished` returns, None means that the verifier failed
     grader: str = ""  # the key in graders.TASKS
-    marked: bool = True  # its text holds the mark behind which the answer begins, or there is no such mark
+    marked: bool = True  # it has an answer, even if it is truncated
     timed_out: bool = False  # wrong because checking it took longer than the limit
     tried: bool = False  # a worker has ended with this answer unchecked
     error: str = ""  # why there is no verdict
+    reward: float = math.nan  # in what `finished` returns
 
     @property
     def correct(self) -> bool | None:
         """Whether v is 1; None without a verdict."""
         return None if self.value is None else self.value == 1
-
-    @property
-    def reward(self) -> float:
-        """r of Sec. 2; nan without a verdict."""
-        return reward.reward(self.value, self.penalty)
 
 
 class Worker:
@@ -159,8 +190,8 @@ class Scorer:
 
     timeout    seconds of wall clock per answer
     workers    worker processes at most; none is started before the first answer that needs one
-    penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
-    think_end  the text behind which the answer begins; None: the whole text is the answer
+    answer_of  the text of a completion -> its answer, or None; by default all of it
+    reward_of  (v, None without a verdict; number of the completion's tokens) -> its reward
     namespaces whether programs run in sandboxes with namespaces; if these do not work, none gets a verdict
     graders    {task: its grader in graders.TASKS}, for tasks that have other names than their graders
     own        None, or FILE.py:FUNCTION, which grades all completions instead of their tasks' graders (user_reward.py)
@@ -171,8 +202,8 @@ class Scorer:
         *,
         timeout: float,
         workers: int = 2,
-        penalty=None,
-        think_end: str | None = reward.THINK_END,
+        answer_of: Callable[[str], str | None] = str,
+        reward_of: Callable[[float | None, int], float] | None = None,
         namespaces: bool = True,
         graders: Mapping[str, str] | None = None,
         own: str | None = None,
@@ -180,8 +211,8 @@ class Scorer:
         self._graders = graders or {}
         self._workers = [Worker(timeout, namespaces, own) for _ in range(workers)]
         self._own = own
-        self._penalty = penalty
-        self._think_end = think_end
+        self._answer_of = answer_of
+        self._reward_of = reward_of
         self._queue = []
         self._done = []
 
@@ -192,8 +223,8 @@ class Scorer:
 
     def submit(self, completion, prompt) -> None:
         """Take a finished pipeline.Rollout of a data.Prompt (.task, .answer, .text). Raises KeyError: unknown task."""
-        found = reward.final_answer(completion.text, self._think_end)
-        answer = None if completion.truncated else found
+        behind_mark = self._answer_of(completion.text)
+        answer = None if completion.truncated else behind_mark
         grader = self._graders.get(prompt.task, prompt.task)
         if answer is None:
             text, correct = "", False
@@ -202,8 +233,7 @@ class Scorer:
         else:
             text = json.dumps([grader, answer, prompt.text])
             correct = at_once(answer, prompt.answer, grader)
-        penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
-        score = Score(completion, prompt, text, penalty, correct, grader, marked=found is not None)
+        score = Score(completion, prompt, text, correct, grader, marked=behind_mark is not None)
         (self._queue if correct is None else self._done).append(score)
 
     def finished(self) -> list[Score]:
@@ -215,6 +245,9 @@ class Scorer:
                 worker.start(self._queue.pop(0))
         done = self._done
         self._done = []
+        for score in done:
+            if self._reward_of:
+                score.reward = self._reward_of(score.value, len(score.completion.ids))
         return done
 
     def wait(self) -> None:
@@ -234,8 +267,168 @@ class Scorer:
 
 def verdicts(pairs, **settings) -> list[Score]:
     """The Scores of (answer, data.Prompt) pairs, in any order, by a Scorer with these settings and one worker."""
-    with closing(Scorer(workers=1, think_end=None, **settings)) as scorer:
+    with closing(Scorer(workers=1, **settings)) as scorer:
         for text, prompt in pairs:
             scorer.submit(SimpleNamespace(text=text, truncated=False, ids=()), prompt)
         scorer.wait()
         return scorer.finished()
+
+
+# --- In a worker process: time ----------------------------------------------------------------------------------------
+
+
+@cache
+def deadline():
+    """[time.monotonic() when the fork's answer has to be ready], shared by worker and forks; 0.0 between answers."""
+    return memoryview(mmap.mmap(-1, 8)).cast("d")
+
+
+def allow(seconds: float) -> None:
+    """Say that what the fork does now may take so many seconds."""
+    deadline()[0] = time.monotonic() + seconds
+
+
+# --- In a worker process: math ---------------------------------------------------------------------------------------
+
+
+@cache
+def load_sympy() -> None:
+    """Compare FIRST_PAIRS, so that SymPy loads what it loads at first use, outside any answer's time.
+
+    Raises RuntimeError if a pair is not found equal.
+    """
+    for pair in FIRST_PAIRS:
+        if not equal(*pair):
+            raise RuntimeError(f"expected {pair} to be equal, got not; likely cause: another version of math-verify")
+
+
+def grade_answer(text: str, reference: str, timeout: float) -> bool | str:
+    """The verdict on a JSON list of task, answer and prompt, or a text: why there is none."""
+    allow(timeout)
+    task, answer, prompt = json.loads(text)
+    verdict = TASKS[task].grade(answer, reference, prompt)
+    return right(verdict, reference, prompt) if isinstance(verdict, str) else verdict
+
+
+# --- In a worker process: code ---------------------------------------------------------------------------------------
+
+
+def grade_code(text: str, reference: str, timeout: float, namespaces: bool) -> bool | None:
+    """Whether the program of an answer passes all tests; None: it took too long. Raises as `read_tests`.
+
+    text        a JSON list of task, answer and prompt; finding the program may take `timeout` seconds
+    namespaces  whether its sandbox has them; it never runs without, if they are known to work
+    The program may take `timeout` seconds for each test, and for all together as much and SECONDS_PER_TEST for each
+    besides, of which MORE_SECONDS is the most. The first test that it fails is the last.
+    """
+    allow(timeout)
+    source = TASKS["code"].grade(json.loads(text)[1], reference)
+    if not source:
+        return False
+    allow(math.inf)  # the sandbox has its limits
+    name, cases = read_tests(reference)
+    size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
+    inputs = [given for given, _ in cases]
+    right = readings(name, cases)
+    total = timeout + min(SECONDS_PER_TEST * len(cases), MORE_SECONDS)
+    run = sandbox.run(source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces)
+    with closing(run) as outputs:
+        with suppress(TimeoutError):
+            for test, output in enumerate(outputs):
+                right = [results for results in right if right_output(name, output, results[test])]
+                if not right:
+                    return False
+            return True
+    return None
+
+
+# --- In a worker process: a function of one's own --------------------------------------------------------------------
+
+load_own = cache(user_reward.load)
+CALLS = count()  # answers that this fork has graded
+
+
+def grade_own(text: str, reference: str, timeout: float, spec: str) -> float | str:
+    """v as --reward gives it to a JSON list of prompt and completion, or why there is none.
+
+    In each fork the file is loaded and called once without a say, in FIRST_SECONDS: it may load models or data. This is
+    not done before the fork, which would inherit neither threads nor a GPU.
+    """
+    prompt, completion = json.loads(text)
+    first = not next(CALLS)
+    allow(user_reward.FIRST_SECONDS if first else timeout)
+    try:
+        function = load_own(spec)
+    except ValueError as error:
+        return f"{user_reward.OWN}: {error}"
+    if first:
+        user_reward.called(function, spec, (prompt, reference, reference))
+        allow(timeout)
+    return user_reward.called(function, spec, (prompt, completion, reference))
+
+
+# --- The worker's loop -----------------------------------------------------------------------------------------------
+
+
+def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None:
+    """The worker's loop: it forks to answer jobs, and again when the fork has done its share or hit the time limit.
+
+    It ends when the channel is closed, and, with the exit status of the fork, when a fork ends in any other way.
+    descriptor  file descriptor of our end of the channel
+    timeout     seconds of wall clock per answer
+    namespaces  whether sandboxes have them, as found when the run started: "" if not
+    spec        FILE.py:FUNCTION of --reward, which may take as much memory as it likes
+    """
+    # The byte that comes with a job -> (what prepares the first such job, outside its time; what grades a job).
+    graders: dict[bytes, tuple[Callable, Callable]] = {
+        b"m": (load_sympy, grade_answer),
+        b"c": (bool, partial(grade_code, namespaces=bool(namespaces))),
+        b"o": (bool, partial(grade_own, spec=spec)),
+        b"t": (bool, grade_answer),
+    }
+    if sys.platform == "linux" and not spec:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    logging.disable(logging.CRITICAL)  # math-verify warns that its time limits are off
+    channel = socket.socket(fileno=int(descriptor))
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while task := channel.recv(1, socket.MSG_PEEK):
+            graders[task][0]()  # once, here: all later forks have it
+            deadline()[0] = 0.0
+            child = os.fork()
+            if not child:
+                return answer_jobs(channel, float(timeout), graders)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the fork gets it too, and may clear up: await it
+            late = False
+            while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+                if late := 0 < deadline()[0] < time.monotonic():
+                    os.kill(child, signal.SIGKILL)
+                time.sleep(FORK_POLL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            answering = deadline()[0] > 0
+            deadline()[0] = 0.0
+            if late and answering:
+                channel.send(b"null\n")
+            elif answering or ended[1]:
+                sys.exit(os.waitstatus_to_exitcode(ended[1]))
+
+
+def answer_jobs(channel, timeout: float, graders) -> None:
+    """Read jobs (text, reference), at most ANSWERS_PER_FORK, and send each verdict as a line; null: too late."""
+    for _ in range(ANSWERS_PER_FORK):
+        task, files, *_ = socket.recv_fds(channel, 1, 1)
+        if not files:
+            break
+        with open(files[0], encoding="utf-8") as file:
+            text, reference = json.load(file)
+        prepare, grade = graders[task]
+        prepare()
+        # Tests hold longer integers. SymPy must not write such: that takes long.
+        sys.set_int_max_str_digits(0 if task == b"c" else sys.int_info.default_max_str_digits)
+        try:
+            verdict = grade(text, reference, timeout)
+        except (MemoryError, OSError, sandbox.Died):  # this machine's fault: another worker tries the answer
+            raise
+        except Exception as error:  # whatever a grader raises
+            verdict = f"the grader raised {user_reward.place(error, user_reward.ROOT)}"
+        deadline()[0] = 0.0
+        channel.send(json.dumps(verdict).encode() + b"\n")

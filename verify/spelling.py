@@ -180,5 +180,5 @@ def labelled(text: str) -> tuple[str | None, str]:
     (('C', ' Both A and B'), ('C', ' Rome'), (None, 'Rome'))
     """
     bare = without_lead(text)
-    found = OPTION.fullmatch(bare)
-    return ((found[1] or found[2]).upper(), found[3]) if found else (None, bare)
+    option = OPTION.fullmatch(bare)
+    return ((option[1] or option[2]).upper(), option[3]) if option else (None, bare)

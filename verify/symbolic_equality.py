@@ -45,11 +45,11 @@ NAMED_COMMAND = re.compile(r"^\\[A-Za-z]+ ?\([^=]*[a-z][^=]*\) ?=")  # \gcd(a, b
 
 def same_formulas(right: str, answer: str) -> bool | None:
     """Whether an answer equals a reference, both normalised; None if the reference cannot be read."""
-    found, text = value_given(right)
-    gold = tried(finished, found)
+    expression, text = value_given(right)
+    gold = tried(finished, expression)
     if gold is None or getattr(gold, "is_Boolean", False) and gold.is_Atom:
         return None  # no mathematics, or a statement such as 3 = 3 of which nothing is left
-    allowed = tried(left_to_do, text, found, has_letters(gold))
+    allowed = tried(left_to_do, text, expression, has_letters(gold))
     return None if allowed is None else tried(same_value, gold, allowed, answer) is True
 
 
@@ -65,30 +65,30 @@ def same_value(gold, allowed: set[str], answer: str) -> bool:
     """
     if isinstance(gold, Interval) and re.search(SIGNS, answer):
         return False  # the list of the ends
-    found, text = value_given(answer)
-    return left_to_do(text, found, has_letters(gold)) <= allowed and same(gold, finished(found))
+    expression, text = value_given(answer)
+    return left_to_do(text, expression, has_letters(gold)) <= allowed and same(gold, finished(expression))
 
 
 def value_given(text: str):
     """(object, its text) of a box; of P(X=2)=\\frac14, whose left side cannot be read, what follows the last "="."""
-    found = None if NAMED_COMMAND.match(text) else raw(text)
+    expression = None if NAMED_COMMAND.match(text) else raw(text)
     sides = parted(text, "=")
-    if found is None and len(sides) > 1 and not all(map(BRACKET.match, (sides[0], sides[-1]))):  # (1, 2) = (2, 3)
+    if expression is None and len(sides) > 1 and not all(map(BRACKET.match, (sides[0], sides[-1]))):  # (1, 2) = (2, 3)
         text = after_equals(text)
-        found = raw(text)
-    return found, text
+        expression = raw(text)
+    return expression, text
 
 
 def form(latex: str) -> str:
     """The numbers of a formula, or if it holds letters, the formula as SymPy builds it; "" if it cannot be read."""
-    found = raw(latex)
-    if found is not None and names_a_value(found) and not isinstance(take_last_relation(found).lhs, Abs):
-        found = take_last_relation(found).rhs
-    if found is None or not found.free_symbols:
+    expression = raw(latex)
+    if expression is not None and names_a_value(expression) and not isinstance(take_last_relation(expression).lhs, Abs):
+        expression = take_last_relation(expression).rhs
+    if expression is None or not expression.free_symbols:
         numbers = sorted(str(float(number)) for number in re.findall(r"[0-9]*\.?[0-9]+", latex))
         return " ".join(numbers + re.findall(rf"{SIGNS}|\\%", latex))
     with distribute(False):
-        built = built_again(found, roots=False)
+        built = built_again(expression, roots=False)
     return str(signsimp(built))
 
 
@@ -100,14 +100,14 @@ def tried(function, *arguments):
         return None
 
 
-def finished(found):
+def finished(expression):
     """The object with i as the imaginary unit, matrices written out, and x as the argument of a function: f(t) = t."""
-    found = with_i(found)
-    if isinstance(found, Equality) and isinstance(found.lhs, AppliedUndef) and len(found.lhs.args) == 1:
+    expression = with_i(expression)
+    if isinstance(expression, Equality) and isinstance(expression.lhs, AppliedUndef) and len(expression.lhs.args) == 1:
         argument = Symbol("x", real=True)
-        if argument not in found.free_symbols:
-            found = found.xreplace({name: argument for name in found.lhs.args if name.is_Symbol})
-    return Matrix(found.doit()) if getattr(found, "is_Matrix", False) else found
+        if argument not in expression.free_symbols:
+            expression = expression.xreplace({name: argument for name in expression.lhs.args if name.is_Symbol})
+    return Matrix(expression.doit()) if getattr(expression, "is_Matrix", False) else expression
 
 
 def raw(latex: str):
@@ -118,9 +118,9 @@ def raw(latex: str):
     if not re.search(SIGNS, latex):
         return tried(read, latex)
     latex = after_equals(latex)
-    found = tried(read, latex)
-    if found is not None:
-        return found.doit() if SPREAD.fullmatch(latex) else found
+    expression = tried(read, latex)
+    if expression is not None:
+        return expression.doit() if SPREAD.fullmatch(latex) else expression
     either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex)) for pm in ("+-", "-+")]
     return None if None in either else tried(FiniteSet, *either)
 
@@ -134,9 +134,9 @@ class Reader(its._Latex2Sympy):
 
     def parse(self, latex_str):
         self.prediction = PredictionMode.SLL
-        found = tried(super().parse, latex_str)
-        if found is not None:
-            return found
+        expression = tried(super().parse, latex_str)
+        if expression is not None:
+            return expression
         self.prediction = PredictionMode.LL
         return super().parse(latex_str)
 
@@ -190,20 +190,20 @@ def same(gold, given) -> bool:
     return verify(*map(roots_apart, (gold, given)), timeout_seconds=None)
 
 
-def roots_apart(found):
+def roots_apart(expression):
     """sqrt(a/b) as sqrt(a)/sqrt(b): letters of physics are positive. But sqrt(a^2) is not a."""
-    if not isinstance(found, Expr) or found.doit().has(Abs):
-        return found
-    return powdenest(expand_power_base(found, force=True), force=True)
+    if not isinstance(expression, Expr) or expression.doit().has(Abs):
+        return expression
+    return powdenest(expand_power_base(expression, force=True), force=True)
 
 
-def says_where(found) -> bool:
+def says_where(expression) -> bool:
     """x < 3 or x \\in (1, 3), which latex2sympy reads as an equation, or some of them."""
-    if isinstance(found, FiniteSet):
-        return len(found) > 0 and all(map(says_where, found.args))
-    if isinstance(found, Equality):
-        return isinstance(found.rhs, (Interval, Union))
-    return isinstance(found, Boolean) and not isinstance(found, Symbol)
+    if isinstance(expression, FiniteSet):
+        return len(expression) > 0 and all(map(says_where, expression.args))
+    if isinstance(expression, Equality):
+        return isinstance(expression.rhs, (Interval, Union))
+    return isinstance(expression, Boolean) and not isinstance(expression, Symbol)
 
 
 @lru_cache(maxsize=256)  # SymPy solves inequalities slowly
@@ -212,29 +212,33 @@ def set_of(inequality):
     return inequality.as_set()
 
 
-def region(found):
+def region(expression):
     """The set that a text which says where says; another object as it is."""
-    if not says_where(found):
-        return found
-    if isinstance(found, Equality):
-        return found.rhs
-    found = Or(*found.args) if isinstance(found, FiniteSet) else found
-    return tried(set_of, found) or found
+    if not says_where(expression):
+        return expression
+    if isinstance(expression, Equality):
+        return expression.rhs
+    expression = Or(*expression.args) if isinstance(expression, FiniteSet) else expression
+    return tried(set_of, expression) or expression
 
 
-def names_a_value(found) -> bool:
+def names_a_value(expression) -> bool:
     """x = 3, m + n = 113, f(2) = 5 or \\log_2 x = 3, of which the last value counts; not 2x = 10."""
-    if is_assignment_relation(found):
+    if is_assignment_relation(expression):
         return True
-    if not is_equation(found):
+    if not is_equation(expression):
         return False
-    left = take_last_relation(found).lhs
+    left = take_last_relation(expression).lhs
     return isinstance(left, AppliedUndef) or isinstance(left, Function) and bool(left.free_symbols)
 
 
-def is_solution(found) -> bool:
+def is_solution(expression) -> bool:
     """x = b/a, but not ax = b or x = x^2: an equation with a letter on its left that is not on its right."""
-    return isinstance(found, Equality) and isinstance(found.lhs, Symbol) and found.lhs not in found.rhs.free_symbols
+    return (
+        isinstance(expression, Equality)
+        and isinstance(expression.lhs, Symbol)
+        and expression.lhs not in expression.rhs.free_symbols
+    )
 
 
 def is_line(gold) -> bool:
@@ -260,16 +264,22 @@ def same_entries(gold, given) -> bool:
     return gold.shape == given.shape and all(map(same, gold, given))
 
 
-def as_column(found):
+def as_column(expression):
     """(1, 2) as a column vector; another object as it is."""
-    return Matrix(members(found)) if isinstance(found, (Interval, Tuple)) and members(found) else found
+    return (
+        Matrix(members(expression)) if isinstance(expression, (Interval, Tuple)) and members(expression) else expression
+    )
 
 
-def members(found) -> list:
+def members(expression) -> list:
     """The members of a list, set or tuple as written; of an open interval, written like a pair, its ends; else []."""
-    if isinstance(found, Interval) and found.is_open:
-        return [found.start, found.end]
-    return list(getattr(found, "_unsorted_args", found.args)) if isinstance(found, (FiniteSet, Tuple)) else []
+    if isinstance(expression, Interval) and expression.is_open:
+        return [expression.start, expression.end]
+    return (
+        list(getattr(expression, "_unsorted_args", expression.args))
+        if isinstance(expression, (FiniteSet, Tuple))
+        else []
+    )
 
 
 def same_members(gold, given) -> bool:
@@ -283,8 +293,8 @@ def same_members(gold, given) -> bool:
     free = not isinstance(gold, (Interval, Tuple)) and not isinstance(given, (Interval, Tuple))
     if not free or len(names) > 1 and not any(map(is_assignment_relation, answer)):
         return len(right) == len(answer) > 0 and all(map(same_member, right, answer))
-    found = [[same_member(member, other) for other in answer] for member in right]
-    return all(map(any, found)) and all(map(any, zip(*found)))
+    matches = [[same_member(member, other) for other in answer] for member in right]
+    return all(map(any, matches)) and all(map(any, zip(*matches)))
 
 
 def same_member(gold, given) -> bool:

@@ -67,11 +67,11 @@ QUOTIENT = re.compile(
 )
 
 
-def left_to_do(text: str, found, letters: bool) -> set[str]:
+def left_to_do(text: str, expression, letters: bool) -> set[str]:
     """The operators in an answer or a reference that leave something to be done.
 
     text     as normalised LaTeX; only what follows the last "=" of each part counts
-    found    what was read from it, unevaluated
+    expression  what was read from it, unevaluated
     letters  whether the reference holds letters: then IDENTITIES and products of sums leave nothing to be done
     """
     values = " ".join(map(after_equals, parted(re.sub(r"\|( ?[a-zA-Z] ?)\|", r"\1", text), ",;")))
@@ -80,11 +80,11 @@ def left_to_do(text: str, found, letters: bool) -> set[str]:
         todo.add("quotient")
     if re.search(r"[-+] ?[({]? ?[-+]", values):
         todo.add("sign")
-    if found.has(Derivative):
+    if expression.has(Derivative):
         todo.add("derivative")
-    if any(isinstance(node, Relational) and not solved(node) for node in preorder_traversal(found)):
+    if any(isinstance(node, Relational) and not solved(node) for node in preorder_traversal(expression)):
         todo.add("relation")
-    if any(calculates(part, letters) for part in value_parts(found)):
+    if any(calculates(part, letters) for part in value_parts(expression)):
         todo.add("calculation")
     return todo - IDENTITIES if letters else todo
 
@@ -95,9 +95,9 @@ def commands(text: str) -> set[str]:
     >>> sorted(commands("\\\\gcd(48,46)+\\\\frac{\\\\ln 3}{2}")), sorted(commands("3! + |-5|"))
     (['gcd', 'log'], ['count', '|'])
     """
-    found = {"".join(names) for names in OPERATOR.findall(text.replace("\\|", "|"))}
-    found = {name for name in found if not PLAIN.fullmatch(name)}
-    return {next((family for family, names in FAMILIES.items() if re.fullmatch(names, name)), name) for name in found}
+    names = {"".join(names) for names in OPERATOR.findall(text.replace("\\|", "|"))}
+    names = {name for name in names if not PLAIN.fullmatch(name)}
+    return {next((family for family, names in FAMILIES.items() if re.fullmatch(names, name)), name) for name in names}
 
 
 def reducible(match) -> bool:
@@ -108,16 +108,18 @@ def reducible(match) -> bool:
     return int(bottom) == 0 or int(top) % int(bottom) == 0
 
 
-def value_parts(found):
+def value_parts(expression):
     """The values within a list, set, interval, inequality or matrix; of an equation, its right side."""
-    if isinstance(found, And) and all(isinstance(part, Equality) for part in found.args):  # x = 2 \\cdot 5 = 10
-        found = take_last_relation(found)
-    if isinstance(found, Equality):
-        found = found.rhs
-    if isinstance(found, Expr) and not isinstance(found, ImmutableDenseMatrix):
-        yield found
+    if isinstance(expression, And) and all(
+        isinstance(part, Equality) for part in expression.args
+    ):  # x = 2 \\cdot 5 = 10
+        expression = take_last_relation(expression)
+    if isinstance(expression, Equality):
+        expression = expression.rhs
+    if isinstance(expression, Expr) and not isinstance(expression, ImmutableDenseMatrix):
+        yield expression
     else:
-        for part in getattr(found, "args", found):  # a matrix has entries instead
+        for part in getattr(expression, "args", expression):  # a matrix has entries instead
             yield from value_parts(part)
 
 
@@ -187,11 +189,11 @@ def built_again(node, roots: bool = True):
     return node.func(*parts, evaluate=isinstance(node, (Add, Mul)) or node.is_Pow and (roots or not is_root(node)))
 
 
-def with_i(found):
+def with_i(expression):
     """The object with the imaginary unit in place of the letter i, which latex2sympy reads as a mere symbol."""
-    letters = {symbol: I for symbol in getattr(found, "free_symbols", ()) if symbol.name == "i"}
-    if isinstance(found, Equality) and letters:  # z is read as a real number, so z = 2i would become False
-        return Equality(*map(with_i, found.args), evaluate=False)
-    if isinstance(found, (And, FiniteSet, Tuple)) and letters:
-        return found.func(*map(with_i, found.args), evaluate=False)
-    return found.xreplace(letters) if letters else found
+    letters = {symbol: I for symbol in getattr(expression, "free_symbols", ()) if symbol.name == "i"}
+    if isinstance(expression, Equality) and letters:  # z is read as a real number, so z = 2i would become False
+        return Equality(*map(with_i, expression.args), evaluate=False)
+    if isinstance(expression, (And, FiniteSet, Tuple)) and letters:
+        return expression.func(*map(with_i, expression.args), evaluate=False)
+    return expression.xreplace(letters) if letters else expression

@@ -56,11 +56,11 @@ def place(error: BaseException, path: str) -> str:
     if isinstance(error, SyntaxError):
         places = [(path, error.lineno)]
     try:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
     except Exception:  # its text is made by the user's file too
-        said = "an error without a text"
+        reason = "an error without a text"
     where = f" ({os.path.basename(places[-1][0])}, line {places[-1][1]})" if places else ""
-    return f"{type(error).__name__}: {said}{where}"[:LONGEST]
+    return f"{type(error).__name__}: {reason}{where}"[:LONGEST]
 
 
 def load(spec: str, parameters=PARAMETERS):

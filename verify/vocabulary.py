@@ -175,8 +175,8 @@ def lead(line: str) -> str | None:
     ('42', '42', '42', None)
     """
     rest = line
-    while (found := LEAD.match(rest)) and found.end():  # Final answer: The final answer is 42
-        rest = rest[found.end() :]
+    while (lead_match := LEAD.match(rest)) and lead_match.end():  # Final answer: The final answer is 42
+        rest = rest[lead_match.end() :]
     return rest if rest != line else None
 
 
@@ -236,8 +236,8 @@ def unit_of(word: str) -> tuple[str, str] | None:
 def product_of(words: str) -> set:
     """{(unit, power)} that words such as km/h or metres per second spell; empty for other words, and for degrees."""
     first, *others = re.split(r"/| per ", words)
-    found = {(unit_of(first), 1), *((unit_of(word), -1) for word in others)}
-    return found if all(unit for unit, _ in found) and found.isdisjoint(DEGREE) else set()
+    powers = {(unit_of(first), 1), *((unit_of(word), -1) for word in others)}
+    return powers if all(unit for unit, _ in powers) and powers.isdisjoint(DEGREE) else set()
 
 
 def same_units(given: set, wanted: set, prompt: str) -> bool:
@@ -259,11 +259,11 @@ def same_units(given: set, wanted: set, prompt: str) -> bool:
     return True
 
 
-def currency(match, found: set) -> str:
-    """Nothing in place of a sign of money, which `found` gets; a $ of several may be that of a formula."""
+def currency(match, powers: set) -> str:
+    """Nothing in place of a sign of money, which `powers` gets; a $ of several may be that of a formula."""
     if match[0] != "$" or match.string.count("$") == 1:
         sign = re.sub(r"\\text|[\\{} .]", "", match[0])
-        found.add((unit_of(sign) or UNITS["$"], 1))
+        powers.add((unit_of(sign) or UNITS["$"], 1))
     return ""
 
 
@@ -274,11 +274,11 @@ def stands_in(word: str, known: str) -> bool:
     return re.search(rf"(?<![^\W\d_]){re.escape(stem)}", known) is not None
 
 
-def units(match, known: str, found: set) -> str:
+def units(match, known: str, powers: set) -> str:
     """Nothing in place of words behind a number that are all units, or nouns of the prompt; otherwise the words.
 
     known  the reference, a line end and the prompt, in small letters. A letter of the reference is no unit.
-    found  gets the units, as ((dimension, unit), power)
+    powers  gets the units, as ((dimension, unit), power)
     """
     run = match[1]
     flat = re.sub(r"\\mu ?(?:\\text ?\{ ?)?|µ", "μ", run.replace("\\Omega", "Ω"))
@@ -303,7 +303,7 @@ def units(match, known: str, found: set) -> str:
             counts = True
         elif word not in LINKS:
             return run
-    found |= product
+    powers |= product
     if counts or product - DEGREE or product and "circ" not in run:
         return run[len(run.rstrip()) :]
     return run

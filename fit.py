@@ -20,6 +20,7 @@ Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for t
 forecast.py: how sure a fit is, forecasts, and when to stop.
 Run:   python fit.py runs/NAME -o scaling.png       (the whole command line: docs/forecasting.md)
 Test:  pytest tests/test_fit.py
+Page: docs/paper/law.md
 """
 
 from collections import namedtuple
@@ -185,8 +186,8 @@ def _estimate(points):
         starts.append((S.min(), log_B, centres[S.argmin()]))
     tries = []
     for _, *start in sorted(starts)[:8]:
-        found = least_squares(lambda x: solved(x[:1], x[1:])[0][0], start, method="lm", xtol=1e-10, ftol=1e-12)
-        tries.append((round(found.cost, 12), *np.ravel(solved(found.x[:1], found.x[1:])[1])))
+        solution = least_squares(lambda x: solved(x[:1], x[1:])[0][0], start, method="lm", xtol=1e-10, ftol=1e-12)
+        tries.append((round(solution.cost, 12), *np.ravel(solved(solution.x[:1], solution.x[1:])[1])))
     return min(tries)[1:]  # of equally good ones that with the lowest A
 
 
@@ -212,9 +213,11 @@ def _checked(run):
     C, R = np.asarray(run.compute, float), np.asarray(run.reward, float)
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"{run.name}: got compute {C.shape} and reward {R.shape}, expected lists of one length")
-    wrong = ~(np.isfinite(C + R) & (C >= 0) & (abs(R - 0.5) <= 0.5 + 1e-6))  # 1e-6: rounded to single precision
-    if wrong.any():
-        got = f"{run.name}: got compute {C[wrong][0]:g} and reward {R[wrong][0]:g} at point {wrong.argmax() + 1}"
+    unusable = ~(np.isfinite(C + R) & (C >= 0) & (abs(R - 0.5) <= 0.5 + 1e-6))  # 1e-6: rounded to single precision
+    if unusable.any():
+        got = (
+            f"{run.name}: got compute {C[unusable][0]:g} and reward {R[unusable][0]:g} at point {unusable.argmax() + 1}"
+        )
         remedy = "other rewards need --scale percent, --scale pm1 (-1 to 1) or --scale LO:HI"
         raise BadInput(f"{got}, expected C >= 0 and a pass rate in [0, 1]; {remedy}")
     order = np.argsort(C, kind="stable")
@@ -311,7 +314,7 @@ def fit_power_law(compute, reward, start=None, stop=None):
 
     bounds = (0, B_MIN, -np.inf), (1, 20, np.inf)
     tries = [least_squares(cost, (R.mean(), B, 0.0), bounds=bounds) for B in (0.1, 0.5, 2)]
-    best = min(tries, key=lambda found: found.cost)
+    best = min(tries, key=lambda solution: solution.cost)
     A, B, D = best.x.tolist()
     return PowerLaw(A, B, float(D * middle**B), float(2 * best.cost))
 

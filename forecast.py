@@ -24,6 +24,7 @@ Residuals count as independent but for the walk: no band includes what all evalu
 validation prompts). How the constants were chosen, and what the forecasts are worth: results/forecasts.md.
 
 Test:  pytest tests/test_forecast.py; on real and on synthetic runs: python -m lab.forecasts
+Page: docs/forecasting.md
 """
 
 from collections import namedtuple
@@ -44,7 +45,7 @@ HIGH = 3  # the prior of A given R_0 goes with A^HIGH
 FLAT = 0.2  # odds that there is no gain
 NOISE = 0.01  # prior of s: 1/s, and one residual of this size as if seen
 MOST, DRAWS = 50, 4000  # points, neighbours being averaged; curves
-CELLS = 15, 23, 9  # of log B, log C_mid, log s; three times narrowed to where the probability lies
+CELLS = 13, 29, 7  # of log B, log C_mid, log s; three times narrowed to where the probability lies
 PARTS = 12  # of a cell, by the gain
 REACHES = 3.5  # standard deviations of their priors, as far as log B and log C_mid are tried
 LEVELS = 0.5  # prior mean and standard deviation of R_0 and of G
@@ -85,10 +86,10 @@ def observed(law, A=None):
     return Data(*np.transpose(rows))
 
 
-class Cells(namedtuple("Cells", "shapes sizes weight mean variance gain inverse")):
-    """K pairs (log B, log C_mid), (K, 2), and P pairs (w, s), (P, 2); of their PARTS the logs of the weights and the
-    gains, (PARTS, P, K); of R_0 and G without limits the mean (P, K, 2) and the covariance (P, K, 2, 2); the inverse
-    covariance of the pass rates (P, n, n)."""
+class Cells(namedtuple("Cells", "shapes steps sizes weight mean variance gain inverse")):
+    """K pairs (log B, log C_mid), (K, 2), steps (2,) apart, and P pairs (w, s), (P, 2); of their PARTS the logs of the
+    weights and the gains, (PARTS, P, K); of R_0 and G without limits the mean (P, K, 2) and the covariance
+    (P, K, 2, 2); the inverse covariance of the pass rates (P, n, n)."""
 
 
 def weigh(data, prior, axes):
@@ -97,7 +98,7 @@ def weigh(data, prior, axes):
     prior: the means and the standard deviations of log B and log C_mid"""
     shapes = np.stack(np.meshgrid(*axes[:2], indexing="ij"), -1).reshape(-1, 2)
     sizes = np.stack(np.meshgrid(WALKS, np.exp(axes[2]), indexing="ij"), -1).reshape(-1, 2)
-    steps = [axis[1] - axis[0] for axis in axes[:2]]
+    steps = np.array([axis[1] - axis[0] for axis in axes[:2]])
     of_shape = np.log(steps / prior[1] / np.sqrt(2 * np.pi)).sum() - (((shapes - prior[0]) / prior[1]) ** 2).sum(1) / 2
     shapes = np.vstack([shapes, (0, np.inf)])  # the last one never rises
     of_shape = np.append(of_shape, np.log(FLAT))
@@ -121,7 +122,7 @@ def weigh(data, prior, axes):
     _, mass_of_R_0 = truncated(middle, deviation, 1 - gain, 0.5)
     rises = mass + mass_of_R_0 + prior_of(mean[..., 0], gain, w[..., 0])
     weight = weight / 2 + of_shape + np.where(np.isfinite(C_mid), rises, 0)
-    return Cells(shapes, sizes, weight, mean, variance, gain, inverse)
+    return Cells(shapes, steps, sizes, weight, mean, variance, gain, inverse)
 
 
 def truncated(mean, deviation, high, share):
@@ -177,7 +178,7 @@ def posterior(law, A=None):
     drawn = random.choice(len(chance), DRAWS, p=chance / chance.sum())
     part, p, k = np.unravel_index(drawn, cells.weight.shape)
     mean, variance = cells.mean[p, k], cells.variance[p, k]
-    B, C_mid = np.exp(cells.shapes[k]).T
+    B, C_mid = np.exp(cells.shapes[k] + cells.steps * random.uniform(-0.5, 0.5, (DRAWS, 2))).T
     share = (part + random.uniform(size=DRAWS)) / PARTS
     gain, _ = truncated(mean[:, 1], np.sqrt(variance[:, 1, 1]), 1, share)
     gain = np.where(np.isfinite(C_mid), gain, 0)

@@ -19,10 +19,11 @@ Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 
 --choose does so with each of VARIANTS, the constants of forecast.py, and prints the left-out score: that on each source
-         (a repository or a paper) of the variant that is best on all others.
+         (a repository or a paper) of the variant that is best on all others; and so with the limits of A.
 --synthetic draws runs of Eq. 1 and prints how often the band of A holds the truth, and how often A is a number.
 
---frontier prints how wide A's band and the forecast from half are, by how many evaluations of how many completions.
+--frontier prints how wide A's band and the forecast from half are, by how many evaluations of how many completions, on
+         curves like the main job's and on simulated ones.
 
 Run:  python -m lab.forecasts      (four minutes on one core)
       python -m lab.forecasts --choose | --synthetic    (seven to twenty minutes each)
@@ -30,6 +31,7 @@ Run:  python -m lab.forecasts      (four minutes on one core)
 
 import argparse
 from collections import defaultdict, namedtuple
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -183,53 +185,81 @@ def stops(pairs):
     return verdicts
 
 
-def by_source(curves):
-    """Print the scores of all WAYS and the verdicts of the stop rule by source; curves: [(source, Run)]."""
+def judged(curves, ways):
+    """{source: [(Case, its fit, {way: its band (low, forecast, high)})]} of curves, [(source, Run)]."""
     rows = defaultdict(list)
     for source, run in curves:
         for case in cases(run):
             law = forecast.forecast_run(case.part())
-            bands = {name: np.clip(way(case, law), 0, 1) for name, way in WAYS.items()}
-            number = "A" not in forecast.known(law)
-            below = law.bands["A"][1] < case.end()[1]
-            found = (bands, case.end()[1], stops([(case, law)]), number, below)
-            kind = "all of ours" if source.startswith("our ") else "all but post-training"
-            for name in dict.fromkeys((source, "post-training" if source == "post-training" else kind)):
-                rows[name].append(found)
+            rows[source].append((case, law, {name: np.clip(way(case, law), 0, 1) for name, way in ways.items()}))
+    return rows
+
+
+def by_source(curves):
+    """Print the scores of all WAYS and the verdicts of the stop rule by source; curves: [(source, Run)]."""
+    rows = judged(curves, WAYS)
+    for source in [*rows]:
+        kind = "all of ours" if source.startswith("our ") else "all but post-training"
+        if source != "post-training":
+            rows[kind] = rows[kind] + rows[source]
     print(f"{'source':24}forecasts" + "".join(f" | {name}: inside width score error" for name in WAYS))
     print(" " * 24 + "stop rule: stop, right; go on, right | A is a number | A's band below the end, of these a number")
     for source in sorted(rows, key=lambda name: (name.startswith("all"), name)):
-        columns: list = list(zip(*rows[source]))
-        bands, measured, said, number, below = columns
-        cells = [scores(np.array([band[name] for band in bands]), np.array(measured)) for name in WAYS]
-        print(f"{source:24}{len(bands):6}" + "".join(" | {:.2f} {:.3f} {:.3f} {:.4f}".format(*cell) for cell in cells))
-        pairs = [pair for one in said for pair in one]
+        measured = np.array([case.end()[1] for case, _, _ in rows[source]])
+        number = np.array(["A" not in forecast.known(law) for _, law, _ in rows[source]])
+        below = np.array([law.bands["A"][1] for _, law, _ in rows[source]]) < measured
+        cells = [scores([bands[name] for _, _, bands in rows[source]], measured) for name in WAYS]
+        print(f"{source:24}{len(number):6}" + "".join(" | {:.2f} {:.3f} {:.3f} {:.4f}".format(*cell) for cell in cells))
+        pairs = stops([(case, law) for case, law, _ in rows[source]])
         counts = [[answer == word for what, answer in pairs if what == word] for word in ("stop", "go on")]
         verdicts = "; ".join(f"{len(right)}, {sum(right)}" for right in counts)
-        print(f"{'':24}{verdicts} | {sum(number)} | {sum(below)}, {sum(map(min, number, below))}")
+        print(f"{'':24}{verdicts} | {sum(number)} | {sum(below)}, {sum(below & number)}")
 
 
 def choose(curves):
     """Print the score of each of VARIANTS by all sources, and the left-out score; curves: [(source, Run)]."""
-    found = {}
-    for name, constants in VARIANTS.items():
-        score = defaultdict(list)
+    scored = {}  # variant -> {source: its interval scores}
+    for variant, constants in VARIANTS.items():
         with patch.multiple(forecast, **constants):
-            for source, run in curves:
-                for case in cases(run):
-                    low, _, high = np.clip(ours(case, forecast.forecast_run(case.part())), 0, 1)
-                    score[source].append(interval_score(low, high, case.end()[1]))
-        found[name] = score
-        print(f"{name:28}{np.mean(sum(score.values(), [])):.4f}", flush=True)
-    left_out = []
-    for source in found["as it is"]:
-        rest = {
-            name: np.mean(sum((x for key, x in score.items() if key != source), [])) for name, score in found.items()
+            rows = judged(curves, {"ours": ours})
+        scored[variant] = {
+            source: [interval_score(*bands["ours"][::2], case.end()[1]) for case, _, bands in judged_ones]
+            for source, judged_ones in rows.items()
         }
-        best = min(rest, key=lambda name: rest[name])
-        left_out += found[best][source]
+        print(f"{variant:28}{np.mean(sum(scored[variant].values(), [])):.4f}", flush=True)
+    left_out = []
+    for source in scored["as it is"]:
+        rest = {
+            variant: np.mean(sum((x for key, x in score.items() if key != source), []))
+            for variant, score in scored.items()
+        }
+        best = min(rest, key=lambda variant: rest[variant])
+        left_out += scored[best][source]
         print(f"without {source:24}{best}")
     print(f"left-out score {np.mean(left_out):.4f}")
+
+
+def limits(curves):
+    """Print in how many forecasts A is a number, and in how many of these the end lies above its band, by BOUND and
+    WIDE; and the same on each source of the pair that is best on all others: most numbers, at most a tenth wrong."""
+    rows = judged(curves, {})
+    above = {}  # (BOUND, WIDE) -> {source: whether the end lies above the band, for each A that is a number}
+    for pair in product((0.95, 0.97, 0.99), (0.15, 0.25, 0.35)):
+        with patch.multiple(forecast, BOUND=pair[0], WIDE=pair[1]):
+            above[pair] = {
+                source: [law.bands["A"][1] < case.end()[1] for case, law, _ in laws if "A" not in forecast.known(law)]
+                for source, laws in rows.items()
+            }
+        numbers = sum(above[pair].values(), [])
+        print(f"BOUND {pair[0]}  WIDE {pair[1]}: {len(numbers)} numbers, {sum(numbers)} ends above the band")
+    left_out = []
+    for source in rows:
+        rest = {pair: sum((x for key, x in of.items() if key != source), []) for pair, of in above.items()}
+        best = max(
+            (pair for pair in rest if sum(rest[pair]) <= 0.1 * len(rest[pair])), key=lambda pair: len(rest[pair])
+        )
+        left_out += above[best][source]
+    print(f"left out: {len(left_out)} numbers, {sum(left_out)} ends above the band")
 
 
 # ---- Synthetic runs ----
@@ -268,27 +298,44 @@ def coverage(runs=60):
                 print(f"{every} | {sum(told):3} of {runs}  {last}", flush=True)
 
 
-def frontier(draws=3):
-    """Print how wide A's band and the forecast from half are, by the number of evaluations and the completions in all.
+def main_runs(points, n):
+    """Yield runs like results/main_seed*.jsonl: their fits at so many computes, each the mean of n completions."""
+    for seed in range(6):
+        run = read_run(ROOT / "results" / f"main_seed{seed}.jsonl", "tokens")._replace(start="10%")
+        C = np.linspace(0, run.compute[-1], points)
+        R = fit.fit_run(run).predict(C)
+        for draw in range(3):
+            yield C, np.random.default_rng([seed, points * n, points, draw]).binomial(n, R) / n
 
-    The curves are the fits of results/main_seed*.jsonl, with binomial noise."""
-    runs = [read_run(ROOT / "results" / f"main_seed{seed}.jsonl", "tokens")._replace(start="10%") for seed in range(6)]
-    print("completions evaluations | A's band, a number | forecast from half")
-    for completions in (16384, 32768, 131072):
-        for points in (16, 32, 64):
-            rows, n = [], completions // points
-            for seed, run in enumerate(runs):
-                C = np.linspace(0, run.compute[-1], points)
-                R = fit.fit_run(run).predict(C)
-                for draw in range(draws):
-                    drawn = np.random.default_rng([seed, completions, points, draw]).binomial(n, R) / n
-                    made = fit.Run(C, drawn, start="10%", completions=n)
-                    law, half = forecast.forecast_run(made), forecast.forecast_run(made._replace(stop="50%"))
-                    rows.append((np.ptp(law.bands["A"]), "A" not in forecast.known(law), np.ptp(half.band(C[-1]))))
-            widths, numbers, ahead = np.array(rows, float).T
-            print(
-                f"{completions:11} {points:11} | {np.median(widths):.2f} {numbers.mean():.2f} | {np.median(ahead):.2f}"
-            )
+
+def walking_runs(points, n):
+    """Yield 50 runs as forecast.py expects them: Eq. 1, a random walk in log C, and binomial noise."""
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        A, B, C_mid = rng.uniform(0.4, 0.9), rng.uniform(0.8, 2.5), rng.uniform(0.1, 0.4)
+        R_0 = A * rng.uniform(0.1, 0.5)
+        step = forecast.WALK * (A - R_0) * np.exp(rng.laplace(0, forecast.SPREAD))
+        C = np.arange(points + 1) / points
+        fine = np.arange(1, 97) / 96  # the same walk at any number of points; it begins at the first fitted one
+        walk = np.cumsum(
+            np.where(fine > 0.1, step * np.sqrt(np.diff(np.log(fine), prepend=np.log(1 / 97))), 0) * rng.normal(size=96)
+        )
+        R = fit.sigmoid(C, A, B, C_mid, R_0) + np.interp(C, fine, walk)
+        yield C, rng.binomial(n, np.clip(R, 0, 1)) / n
+
+
+def frontier(make, sizes):
+    """Print how wide A's band and the forecast from half are; make: (points, n) -> computes and pass rates of runs;
+    sizes: [(points, n completions of each)]."""
+    print("evaluations completions | A's band, a number | forecast from half")
+    for points, n in sizes:
+        rows = []
+        for C, R in make(points, n):
+            made = fit.Run(C, R, start="10%", completions=n)
+            law, half = forecast.forecast_run(made), forecast.forecast_run(made._replace(stop="50%"))
+            rows.append((np.ptp(law.bands["A"]), "A" not in forecast.known(law), np.ptp(half.band(C[-1]))))
+        widths, numbers, ahead = np.array(rows, float).T
+        print(f"{points:11} {n:11} | {np.median(widths):.2f} {numbers.mean():.2f} | {np.median(ahead):.2f}", flush=True)
 
 
 def main():
@@ -300,9 +347,11 @@ def main():
     asked.add_argument("--frontier", action="store_true", help="how many evaluations narrow A and the forecast")
     args = parser.parse_args()
     if args.frontier:
-        frontier()
+        frontier(main_runs, [(points, n // points) for n in (16384, 32768, 131072) for points in (16, 32, 64)])
+        frontier(walking_runs, [(points, n) for points in (16, 24, 32) for n in (400, 1600, 3200)])
     elif args.choose:
         choose(public())
+        limits(public())
     elif args.synthetic:
         coverage()
     else:

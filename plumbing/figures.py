@@ -109,9 +109,9 @@ def scaling(law, end):
     throughout. A run that falls or has no gain yet is drawn as its points."""
     own = law.run.own
     C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
-    label = f"{law.run.name}: A = {own(law.A):.3f}, B = {law.B:.2f}"
-    first, last = law.span
     known = forecast.known(law)
+    label = f"{law.run.name}: A = {own(law.A):.3f}" + ("" if "B" in known else f", B = {law.B:.2f}")
+    first, last = law.span
     if not forecast.rises(law):
         label = f"{law.run.name}: {known['A'].partition(':')[0]}"
         return Curve(label, lambda C: np.full(np.shape(C), np.nan), (first, last, last), (C, own(R)))
@@ -179,7 +179,7 @@ def running_mean(y):
 
 def columns(rows):
     """{column of `PAGE`: [(step, value)], from the last step on} of the rows of a log."""
-    found = defaultdict(list)
+    series = defaultdict(list)
     first = np.inf, True
     for row in reversed(rows):
         at = row.get("step", np.inf), row.get("kind") == "eval"
@@ -191,8 +191,8 @@ def columns(rows):
                 row = row | {"staleness": np.average(list(map(int, stale)), weights=list(stale.values()))}
             for name, value in row.items():
                 if isinstance(value, (int, float)):  # None: it was nan, or the step trained on no token
-                    found[name].append((at[0], value))
-    return found
+                    series[name].append((at[0], value))
+    return series
 
 
 def page(log, path):
@@ -201,8 +201,8 @@ def page(log, path):
     What the log lacks is left out. Raises BadInput for a log without any step."""
     from matplotlib.figure import Figure
 
-    found = columns(read_rows(log)[0])
-    if "pass_rate" not in found:
+    series = columns(read_rows(log)[0])
+    if "pass_rate" not in series:
         raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step)")
     figure = Figure(figsize=(21, 7.2))
     # Room for the titles and the numbers at the axes; to measure these would double the time of the drawing.
@@ -211,8 +211,8 @@ def page(log, path):
     for place, (title, names) in enumerate(PAGE.items(), 1):
         ax = figure.add_subplot(2, 5, place, title=title)
         for name, colour in zip(names, COLOURS):
-            if name in found:
-                x, y = np.array(found[name]).T
+            if name in series:
+                x, y = np.array(series[name]).T
                 ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
                 ax.plot(x, running_mean(y), color=colour, label=name)
                 ax.legend()

@@ -9,6 +9,7 @@ Denominators are those of the whole batch (loss.global_denominators), so the num
 changes nothing but speed.
 
 Run by train.py. Test: pytest tests/test_batches.py
+Page: docs/paper/batch.md
 """
 
 from collections import Counter

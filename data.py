@@ -31,6 +31,7 @@ Open in the paper: how math and code are mixed. Here every batch mixes the sourc
   own epochs. A source whose prompts are all learnt leaves its share to the others.
 
 Test: pytest tests/test_data.py
+Page: docs/paper/batch.md
 """
 
 import hashlib

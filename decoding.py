@@ -17,6 +17,7 @@ them takes as long as computing them. Here W_q, W_k and W_v are one product, and
 are computed once. Any other architecture decodes through its Hugging Face model.
 
 Run by rollout.py. Test: pytest tests/test_decoding.py
+Page: docs/paper/token.md
 """
 
 import math
@@ -172,7 +173,7 @@ class Graphs:
                 outputs = self.step(held, columns)
         except RuntimeError as error:
             self.fails = True
-            said = str(error).partition("\n")[0]
-            print(f"WARNING: decode steps are not captured as CUDA graphs, and slower: {said}", file=sys.stderr)
+            reason = str(error).partition("\n")[0]
+            print(f"WARNING: decode steps are not captured as CUDA graphs, and slower: {reason}", file=sys.stderr)
             return None
         return graph, held, outputs

@@ -15,6 +15,7 @@ chosen experts are the trainer's own, so that routers learn.
 Deviation: the paper does not mention it for its mixture of experts (Fig. 1).
 
 Run by train.py. Test: pytest tests/test_experts.py
+Page: docs/paper/precision.md
 """
 
 from functools import partial

@@ -45,6 +45,7 @@ completions kept have ratios 4 (capped at 2), 1, 1 and 1/2, and 1, 3, 2 and 2 to
 '0.2500'
 
 Test: pytest tests/test_loss.py, and `python -m doctest loss.py` for the examples.
+Page: docs/paper/losses.md
 """
 
 from collections.abc import Callable

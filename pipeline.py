@@ -21,6 +21,7 @@ Open in the paper: the unit of staleness. Here it is the number of optimizer ste
   to the version that trains on it.
 
 Run by train.py. Test: pytest tests/test_pipeline.py
+Page: docs/paper/off_policy.md
 """
 
 from collections import Counter

@@ -19,6 +19,7 @@ Open in the paper: whether the log-softmax is in fp32 when the head is not. Here
 
 Run by train.py. `python -m lab.fp32_head` repeats A.19 (for SmolLM2: figures/a19_smollm2.png).
 Test: pytest tests/test_precision.py
+Page: docs/paper/precision.md
 """
 
 import torch
@@ -237,6 +238,18 @@ def full_tensors(policy, dtype=None):
     for name, parameter in sorted(policy.model.named_parameters()):
         tensor = parameter.detach().to(dtype or policy.dtype)  # rounded before it is gathered: half the traffic in bf16
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def move_moments(optimizer, device):
+    """Move AdamW's moments to `device`, "cuda" before an optimizer step and "cpu" after it (--offload-optimizer).
+
+    On the host they lie in pinned memory, into which PyTorch copies what it need not wait for.
+    """
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if value.dim():  # not the number of steps
+                state[name] = value.to(device, non_blocking=True)
+    torch.cuda.synchronize()  # a checkpoint reads them next
 
 
 # --- Mismatch between pi_train and pi_gen ----------------------------------------------------------------------------

@@ -19,6 +19,7 @@ Open in the paper: how many tokens a micro-batch has, and how many completions a
   two sequences of full length, and 256 slots.
 
 Test: pytest tests/test_settings.py
+Page: docs/paper/recipe.md
 """
 
 # fmt: off

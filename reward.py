@@ -14,6 +14,7 @@ Open in the paper: whether a truncated completion that already shows its answer 
   is wrong. A.15 leaves it out of the loss, but the pass rate needs a value.
 
 Test: pytest tests/test_reward.py
+Page: docs/paper/rewards.md
 """
 
 from math import comb, nan

@@ -36,6 +36,7 @@ Open in the paper: whether a prompt's keys and values are kept when the weights 
 
 Run by train.py; vllm_rollout.py has the same interface on vLLM.
 Test: pytest tests/test_rollout.py
+Page: docs/paper/token.md
 """
 
 import inspect
@@ -277,8 +278,8 @@ class Generator:
         interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()  # -1: tokens draw numbers 0, 1, ...
         group = Group(request)
         queue = self._evaluations if request.evaluation else self._queue
-        each = enumerate(zip(keys.tolist(), interrupt_at.tolist()))
-        queue += [ActiveSequence(group, index, *pair) for index, pair in each]
+        drawn = enumerate(zip(keys.tolist(), interrupt_at.tolist()))
+        queue += [ActiveSequence(group, index, *pair) for index, pair in drawn]
         self._evaluating += request.generations if request.evaluation else 0
 
     @property

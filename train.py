@@ -12,6 +12,8 @@ itself with one process per GPU, at least two. Ctrl-C ends a run in order, with 
 far. `torchrun train.py --resume --out FOLDER` continues it. docs/running.md explains the log.
 
 Deviation: none known beyond those of the modules.
+
+Page: docs/paper/setup.md
 """
 
 import sys
@@ -174,6 +176,8 @@ class Trainer:
         )
         if state:
             checkpoints.load_state(folder, self.policy, self.optimizer, processes.writers, stepped=state["stepped"])
+            if args.offload_optimizer:
+                precision.move_moments(self.optimizer, "cpu")
             try:
                 self.curriculum.load_state_dict(state["curriculum"])
             except ValueError as error:
@@ -251,7 +255,11 @@ class Trainer:
             parameters["lr"] = lr
             parameters["weight_decay"] = args.weight_decay  # a resumed run may have been given another
         if share.trains and not skipped:
+            if args.offload_optimizer:
+                precision.move_moments(self.optimizer, device)
             self.optimizer.step()
+            if args.offload_optimizer:
+                precision.move_moments(self.optimizer, "cpu")
             self.first_weights = False
         self.optimizer.zero_grad()
         self.version += 1

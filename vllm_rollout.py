@@ -15,6 +15,7 @@ Deviation: vLLM computes keys and values again, under the present weights, where
 Known limit: the transfer of new weights on a GPU (`_over_ipc`) has never been run.
 
 Run by train.py --generator vllm. Test: pytest tests/test_vllm.py where vLLM is installed.
+Page: docs/own.md
 """
 
 import os
@@ -157,6 +158,10 @@ class VLLMGenerator(Generator):
                 **options,
             )
         )
+        # More would wait inside vLLM, and the last of them would be evicted first. In the mean a running completion
+        # holds half of its positions.
+        cache = self._engine.vllm_config.cache_config
+        self.slots = max(1, min(self.slots, 2 * cache.num_gpu_blocks * cache.block_size // self.positions))
         expected = torch.float32 if fp32_head else dtype
         [got] = self._call("prepare")
         if got != expected:

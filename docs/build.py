@@ -41,18 +41,18 @@ def code(where):
     body = ast.parse(text).body
     for part in name.split("."):
         defines = re.compile(rf"\s*(def |class )?{part}\b")
-        found = [node for node in body if defines.match(lines[node.lineno - 1])]
-        if not found:
+        defining = [node for node in body if defines.match(lines[node.lineno - 1])]
+        if not defining:
             sys.exit(f"{file} defines no {name}: rename the heading in docs/paper/")
-        body = getattr(found[0], "body", [])
-    decorators = getattr(found[0], "decorator_list", [])
-    first = min(node.lineno for node in [found[0], *decorators])
-    return textwrap.dedent("\n".join(lines[first - 1 : found[-1].end_lineno])) + "\n"
+        body = getattr(defining[0], "body", [])
+    decorators = getattr(defining[0], "decorator_list", [])
+    first = min(node.lineno for node in [defining[0], *decorators])
+    return textwrap.dedent("\n".join(lines[first - 1 : defining[-1].end_lineno])) + "\n"
 
 
 def filled(text):
     """The text of a page with the code of today."""
-    return PASSAGE.sub(lambda found: found[1] + code(found[2]) + found[3], text)
+    return PASSAGE.sub(lambda passage: passage[1] + code(passage[2]) + passage[3], text)
 
 
 # ---- Links ----
@@ -68,9 +68,9 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.ids |= {found[name] for name in ("id", "name") if found.get(name)}
-        self.links += [found[name] for name in ("href", "src") if found.get(name) and not ELSEWHERE.match(found[name])]
+        values = {name: value for name, value in attributes if value}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        self.links += [values[name] for name in ("href", "src") if name in values and not ELSEWHERE.match(values[name])]
 
 
 def broken_pages(folder):
@@ -109,6 +109,23 @@ def broken_texts(root=ROOT):
                 yield f"{path.relative_to(root)}: {name}"
 
 
+def mend(out):
+    """In the built pages have links to Python open its source, which Sphinx has downloaded, and long names break."""
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    for path in out.glob("_downloads/*/*.py"):
+        page = HtmlFormatter(full=True, linenos="table", style="friendly", title=path.name)
+        source = highlight(path.read_text(encoding="utf-8"), PythonLexer(), page)
+        path.with_name(f"{path.name}.html").write_text(source, encoding="utf-8")
+    for path in out.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r' download="" (href="[^"]*/_downloads/[^"]*\.py)"', r' \1.html"', text)
+        text = re.sub(r'(?<=<span class="pre">)\w{30,}', lambda name: name[0].replace("_", "_<wbr>"), text)
+        path.write_text(text, encoding="utf-8")
+
+
 def build():
     """Build the web pages. Returns an exit status."""
     from sphinx.cmd.build import main as sphinx
@@ -118,6 +135,7 @@ def build():
     strict = ["-W", "--keep-going", "-q"]
     if sphinx([*strict, "-c", str(HERE), "-d", str(out / ".doctrees"), str(ROOT), str(out)]):
         return 1
+    mend(out)
     (out / "index.html").write_text(FIRST, encoding="utf-8")
     if broken := [*broken_texts(), *broken_pages(out)]:
         print("links that lead nowhere:", *broken, sep="\n", file=sys.stderr)

@@ -148,11 +148,13 @@ def prepare(args):
 def check_same_data(prompts, log):
     """Raise ValueError if the run of this log, which is resumed if there is one, had other prompts."""
     starts = [row for row in read_rows(log)[0] if row["kind"] == "config"] if log.exists() else []
-    logged = starts[-1].get("prompts", {}).get("fingerprint") if starts else None
-    mine = fingerprint(prompts)
-    if logged not in (None, mine):
-        expected = f"expected the prompts and answers of the run in {log.parent} (fingerprint {logged}), got {mine}"
-        raise ValueError(f"--resume: {expected}. Give --data and its files as they were, or start a new run")
+    logged = starts[-1].get("prompts", {}) if starts else {}
+    if logged.get("fingerprint") not in (None, fingerprint(prompts)):
+        expected = f"expected the prompts and answers of the run in {log.parent}: {logged.get('train')} to train on"
+        raise ValueError(
+            f"--resume: {expected}, got {len(prompts.train)} or other ones. Give --data and its files as they were; if "
+            "they are, this version reads references in another way: start a new run from its weights by --model"
+        )
 
 
 def fingerprint(prompts):
@@ -425,14 +427,20 @@ def await_weights(generator):
 
 def make_scorer(args):
     """The scorer.Scorer that the settings ask for, with the penalty of Eq. 9 under --length-control penalty."""
-    shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
+
+    def reward_of(value, tokens):
+        penalty = 0.0
+        if args.length_control == "penalty":
+            penalty = reward.length_penalty(tokens, length_max=args.length_max, length_cache=args.length_cache)
+        return reward.reward(value, penalty)
+
     return scorer.Scorer(
         timeout=args.verify_timeout,
         workers=args.verifiers,
         graders=data.GRADERS,
         own=args.reward,
-        think_end=args.think_end,
-        penalty=shape if args.length_control == "penalty" else None,
+        answer_of=partial(reward.final_answer, think_end=args.think_end),
+        reward_of=reward_of,
         namespaces=not args.protections or sandbox.PROTECTIONS[1] in args.protections,
     )
 

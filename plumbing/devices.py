@@ -155,7 +155,7 @@ def backend(gpus):
 
     gpus  as from `uuid`, of every rank. Their numbers would not do: under Slurm each process may see one GPU, number 0.
     """
-    return "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
+    return "nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
 
 
 def gpu_bytes(args):

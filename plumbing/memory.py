@@ -25,6 +25,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from functools import cached_property, partial
+from itertools import product
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -93,9 +94,10 @@ def fit(args, sizes, phrase):
     if args.generator == "torch" or args.plan or gpus():
         fit_slots(args, sizes, **neighbours(args))
     names = "max_prompt_tokens", "max_new_tokens", *READ.get(args.length_control, ()), "trainers", "token_budget"
+    names = *names, "offload_optimizer", "slots"
     changed = [
         f"{option(name)} {as_given(getattr(args, name))} instead of {as_given(before[name])}"
-        for name in (*names, "slots")
+        for name in names
         if getattr(args, name) != before[name]
     ]
     fitted = f"Made to fit {sizes.positions:,} positions and the memory"
@@ -150,14 +152,17 @@ def trainer_bytes(args, sizes, trainers, tokens):
     """
     tokens = max(tokens, batches.columns(longest(args), "cuda"))  # of the largest micro-batch, padded
     width = sizes.width
-    states = 16 * sizes.count // trainers  # fp32: weights, gradients, AdamW's two moments
+    moments = 8 * sizes.count // trainers  # AdamW's two, in fp32; weights and gradients take as much
     gathered = (sizes.count - (sizes.layers - 1) * sizes.layer) * sizes.itemsize
     # Queries, keys and values too: before and after their norms and turns.
     inside = 10 * width + 4 * sizes.heads + 5 * sizes.groups
     inside += 4 * sizes.chosen * (sizes.inner + width * (sizes.experts > 1))
     saved = width if args.activation_checkpointing else inside  # numbers that a layer keeps per token
     kept = (sizes.layers * saved + 2 * width) * tokens * sizes.itemsize
-    return states + gathered + kept + max(layer_working(sizes, tokens), head_bytes(precision.CHUNK, sizes))
+    working = gathered + kept + max(layer_working(sizes, tokens), head_bytes(precision.CHUNK, sizes))
+    if args.offload_optimizer:
+        return moments + max(moments, working)  # the moments come when all else is gone
+    return 2 * moments + working
 
 
 def layer_working(sizes, tokens):
@@ -212,14 +217,17 @@ def generator_bytes(args, sizes):
 
 
 def fit_trainers(args, sizes):
-    """Compute --token-budget and --trainers if they were not given, where there are GPUs.
+    """Compute --token-budget, --trainers and --offload-optimizer if they were not given, where there are GPUs.
 
     A GPU is judged by its whole memory, which all ranks see alike, not by what is free. Where processes share it, each
     has an equal part, --trainers stays, and `fit_slots` tells what does not fit.
-    Raises ValueError for a trainer that does not fit a GPU of its own.
+    Raises ValueError for a trainer that does not fit a GPU of its own, and for --offload-optimizer without GPUs.
     """
     fleet = args.plan or fleet_here()
     if args.virtual or not fleet:
+        if args.offload_optimizer and "offload_optimizer" in args.asked:
+            raise ValueError("--offload-optimizer: expected a real run on GPUs; else there is nothing to move from")
+        args.offload_optimizer = False
         return
     usable, world = USABLE * gpu_bytes(args), world_size(args.plan)
     shared = fleet.count < world
@@ -228,29 +236,31 @@ def fit_trainers(args, sizes):
         numbers = range(1 if fleet.device.flops else args.trainers, world)
     least = args.token_budget if "token_budget" in args.asked else longest(args)
     need = partial(trainer_bytes, args, sizes)
-    budgets = {}  # number of trainers -> the largest --token-budget that fits
-    for trainers in numbers:
+    offloads = [args.offload_optimizer] if shared or "offload_optimizer" in args.asked else [False, True]
+    budgets = {}  # (--offload-optimizer, number of trainers) -> the largest --token-budget that fits
+    for args.offload_optimizer, trainers in product(offloads, numbers):
         most = bisect_right(range(args.token_budget + 1), usable, key=partial(need, trainers)) - 1
         if shared or most >= least:
-            budgets[trainers] = max(most, least)
+            budgets[args.offload_optimizer, trainers] = max(most, least)
     if not budgets:
         raise ValueError(
             f"--trainers {args.trainers}: each needs about {need(args.trainers, least) / 1e9:.1f} GB for "
             f"{sizes.count / 1e9:.2f}B parameters and micro-batches of {least:,} tokens; {usable / 1e9:.1f} GB of a "
             "GPU can be used. This depends on --trainers, --token-budget, --max-prompt-tokens, --max-new-tokens, "
-            "--activation-checkpointing, --dtype"
+            "--activation-checkpointing, --offload-optimizer, --dtype"
         )
-    args.trainers = min(budgets)
+    division = min(budgets)
     if len(budgets) > 1 and fleet.device.flops:
         trial = copy.copy(args)
         fit_slots(trial, sizes, free=gpu_bytes(args), trainers=0, generators=1)
 
-        def duration(trainers):
-            trial.trainers = trainers
+        def duration(division):
+            trial.offload_optimizer, trial.trainers = division
             return seconds(trial, sizes, fleet).step
 
-        args.trainers = min(budgets, key=duration)
-    args.token_budget = budgets[args.trainers]
+        division = min(budgets, key=duration)
+    args.offload_optimizer, args.trainers = division
+    args.token_budget = budgets[division]
 
 
 def fit_slots(args, sizes, *, free, trainers, generators):
@@ -300,13 +310,14 @@ def neighbours(args):
 # --- Seconds ---------------------------------------------------------------------------------------------------------
 
 
-MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)
+MFU = 0.3  # measured with a trainer of 1.7B (docs/nodes.md); Llama 3: 0.38 to 0.43 (arXiv 2407.21783, Table 4)
 MBU = 0.6  # assumed: the lower end of what tuned decoders are said to reach
 # Seconds a layer at least, measured with Qwen3-0.6B's shapes and 16 slots on an H100 (docs/nodes.md).
 GRAPH = 2e-4  # with CUDA graphs: TorchGenerator on the models that decoding.py writes out; assumed of vLLM too
 HOST = 1e-3  # TorchGenerator on any other: the host launches each kernel
-LINK = 25e9  # bytes/s between two GPUs: PCIe 4, or a network of 200 Gbit/s; NVLink is faster
+LINK = 25e9  # bytes/s to another GPU or the host: PCIe 4, or a network of 200 Gbit/s; NVLink is faster
 SHARE = 0.5  # assumed: mean length of a prompt and of a completion, of the longest
+OFF = 5.4  # times the device-hours that `plan` gives for the paper's 8B run took (docs/nodes.md)
 
 
 def roofline(args, sizes, device, rows):
@@ -322,7 +333,7 @@ def roofline(args, sizes, device, rows):
         decode=max(read * sizes.itemsize / rate, rows * 2 * active / flops),
         column=sizes.position / rate,
         token=(3 + args.activation_checkpointing) * forward / flops,
-        optimizer=28 * sizes.count / rate,
+        optimizer=28 * sizes.count / rate + args.offload_optimizer * 16 * sizes.count / LINK,
         broadcast=sizes.count * sizes.itemsize / LINK,
     )
 
@@ -348,7 +359,8 @@ def decoding(args, sizes, fleet, completions):
     launched = GRAPH if args.generator == "vllm" or sizes.config.model_type in WRITTEN else HOST
     costs = roofline(args, sizes, fleet.device, rows)
     step = max(costs.decode_step(rows, columns), launched * sizes.layers)
-    return completions * SHARE * args.max_new_tokens / (generators * rows) * step
+    # The longest of them takes a step for each of its tokens, however few there are.
+    return max(completions * SHARE / (generators * rows), 1) * args.max_new_tokens * step
 
 
 class Seconds(NamedTuple):
@@ -403,7 +415,8 @@ def plan(args, sizes):
         f"an evaluation {completions:,} completions, {completions * mean / 1e6:.1f}M tokens: "
         f"{times.evaluation / 60:,.1f} minutes",
         f"the run       {args.steps:,} step(s), {evaluations} evaluation(s): {hours:,.0f} hours, "
-        f"{gpus * hours:,.0f} device-hours, {evaluating / hours:.0%} of them for evaluations",
+        f"{gpus * hours:,.0f} device-hours, {evaluating / hours:.0%} of them for evaluations; the paper's run took "
+        f"{OFF} times what this model gives for it",
     ]
 
 
@@ -424,6 +437,7 @@ def estimate(args, sizes):
 
 DAY = 24 * 3600.0
 MOVED = 1.25  # a projection that has moved by this factor is told again
+SOON = 600.0  # seconds: an end that is nearer is not told
 
 
 class Projection:
@@ -453,16 +467,16 @@ class Projection:
             return
         # Before the first steps: each takes as long as its completions did in R_0, if decoding is the slower side.
         decoded = self.evaluation * args.prompts * args.generations / row.get("completions", math.inf)
-        each = (statistics.mean(self.steps) if full else decoded) + self.evaluation / args.eval_every
-        if self.told / MOVED < each < self.told * MOVED:
+        pace = (statistics.mean(self.steps) if full else decoded) + self.evaluation / args.eval_every
+        left = (args.steps - row["step"]) * pace
+        if self.told / MOVED < pace < self.told * MOVED or left < SOON:
             return
-        self.told = each
-        left = (args.steps - row["step"]) * each
+        self.told = pace
         end = time.strftime("%A %H:%M", time.localtime(time.time() + left))
         text = (
             f"{'at the speed of the last steps' if full else 'if a step decodes as R_0 did'}, {args.steps:,} steps end "
         )
         text += f"on {end}, in {left / 3600:.1f} hours"
         if left > DAY:
-            text += f"; --steps {int(row['step'] + DAY / each):,} would end within 24 hours"
+            text += f"; --steps {int(row['step'] + DAY / pace):,} would end within 24 hours"
         self.write(text)

@@ -208,6 +208,11 @@ class Settings:
     steps: int = flag("optimizer steps of the run", FREE, least=1)
     token_budget: int = flag("padded tokens per micro-batch and trainer", FREE, least=1)
     activation_checkpointing: bool = flag("recompute layers in the backward pass: less memory, slower", FREE)
+    offload_optimizer: bool = flag(
+        "AdamW's moments lie in the host's memory between steps (default: where the model then fits, or runs faster)",
+        FREE,
+        False,
+    )
 
     eval_every: int = flag("optimizer steps between evaluations", FREE, least=1)
     checkpoint_every: int | None = flag(
@@ -287,6 +292,8 @@ def default_text(name):
     """
     if name == "recipe":
         return " [scalerl, with P and k of the preset]"
+    if name == "offload_optimizer":
+        return ""  # computed by memory.fit_trainers
     ours, *others = (as_given((DEFAULTS | preset).get(name)) for preset in PRESETS.values())
     differ = [f"; {preset}: {value}" for preset, value in zip([*PRESETS][1:], others) if value != ours]
     return "" if ours in (None, "") else f" [{ours}{''.join(differ)}]"

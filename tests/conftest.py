@@ -184,6 +184,7 @@ def qwen3(size="0.6B"):
         "0.6B": (1024, 3072, 28, 16, True),
         "4B": (2560, 9728, 36, 32, True),
         "8B": (4096, 12288, 36, 32, False),
+        "14B": (5120, 17408, 40, 40, False),
         "32B": (5120, 25600, 64, 64, False),
     }[size]
     sizes = dict(hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)

@@ -106,6 +106,26 @@ def test_a_trainers_segments_grow_although_cuda_has_started():
     assert torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
 
 
+def test_an_optimizer_step_with_offloaded_moments_is_the_same_and_leaves_none_on_the_gpu():
+    results = []
+    for offload in (False, True):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(1000, 1000, device="cuda"))
+        optimizer = torch.optim.AdamW([weight], eps=1e-15, fused=True)
+        for step in range(3):
+            (weight**2).sum().backward()
+            if offload:
+                precision.move_moments(optimizer, "cuda")
+            optimizer.step()
+            if offload:
+                precision.move_moments(optimizer, "cpu")
+                moments = [optimizer.state[weight][name] for name in ("exp_avg", "exp_avg_sq")]
+                assert all(moment.device.type == "cpu" and moment.is_pinned() for moment in moments)
+            optimizer.zero_grad()
+        results.append(weight.detach().cpu())
+    assert torch.equal(*results)
+
+
 @pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed")
 def test_200_updates_of_vllm_take_no_more_memory_than_one(engine):  # noqa: F811
     engine.update_weights(engine.version + 1)

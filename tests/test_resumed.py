@@ -36,7 +36,7 @@ def test_resume_may_change_what_neither_samples_nor_gradients_depend_on_and_noth
         assert f"--resume with {flags}" in message and ": the run in a has " in message
         assert "and this must stay. To change it, start a new run from its weights: --model a/checkpoint-1" in message
     names = {option(name) for name, setting in FIELDS.items() if FREE <= setting.metadata["marks"]}
-    assert names == {"--data", "--model", *re.findall("--[a-z-]+", MAY)}
+    assert names == {"--data", "--model", "--offload-optimizer", *re.findall("--[a-z-]+", MAY)}
     notes = [row for row in trained(f"--resume {MAY}", "a") if row["kind"] == "config"][1]["flags"]["notes"]
     assert f"--resume: --lr 0.5 instead of {before['lr']}" in notes
     assert f"--resume: --warmup 9 instead of {before['warmup']}" in notes

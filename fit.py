@@ -243,6 +243,8 @@ def _in_range(run, taken):
     last = C.max(initial=0.0)
     high = last if run.stop is None else min(last, _amount(run.stop, last, "stop (--fit-to)"))
     low = _amount(run.start or 0.0, high, "start (--fit-from)")
+    if low > high:
+        raise BadInput(f"{run.name}: got a start (--fit-from) of {low:g}, expected one before the stop, {high:g}")
     keep = (C > 0) & (C >= low) & (C <= high) & ~taken
     points, values = keep.sum() + taken.any(), len(np.unique(C[keep]))
     if points < 5 or values < 3:

@@ -20,7 +20,7 @@ slots are refilled before the next decode step. While completions wait, they tak
 none waits, the last rows move there, so that the slots in use are always the first rows. Attention reads columns only
 up to the longest running sequence. When few completions are left, a decode step costs only what these few need. The CPU
 keeps what is known of a completion: a decode step sends three numbers a row to the device, and waits for two. The
-Hugging Face model is not changed. Either decoding.py reads its parameters, or the model is called with its own
+weights of the Hugging Face model keep their values. Either decoding.py reads them, or the model is called with its own
 arguments for cache, mask and positions.
 
 New weights (Sec. 3.1). Running completions keep their keys and values, and each token records the version that sampled
@@ -394,8 +394,8 @@ def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_t
         raise ValueError(f"expected an interruption phrase that ends in {think_end!r}, got {spelled!r}")
     if not 0 <= lo <= hi < max_new_tokens - len(phrase_ids):
         raise ValueError(
-            f"expected think_budget (--interrupt-at) lo <= hi < max_new_tokens - phrase = {max_new_tokens} - "
-            f"{len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer"
+            f"expected --interrupt-at LO HI with LO <= HI, and HI below --max-new-tokens {max_new_tokens} less the "
+            f"{len(phrase_ids)} tokens of the phrase, so that one is left for the answer; got {lo} {hi}"
         )
 
 

@@ -96,8 +96,6 @@ def prepare(args):
     """
     flag = "--evaluate" if args.evaluate else "--resume" if args.checkpoint else "--model"
     folder = weights_folder(args)
-    if args.evaluate:
-        Path(args.out).mkdir(parents=True, exist_ok=True)
     if not args.checkpoint:
         check_model(flag, folder)
     notes = [*args.notes]
@@ -173,8 +171,9 @@ def check_model(flag, name):
     if path.exists() and not (path / "config.json").is_file():
         expected = "expected a folder as Hugging Face's save_pretrained writes it"
         raise ValueError(f"{flag} {name}: {expected}, found no config.json in it")
-    if "/" in name and not path.exists() and path.parent.is_dir():
-        raise ValueError(f"{flag} {name}: expected a folder, found none")
+    on_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not ("/" in name and path.parent.is_dir())
+    if not path.exists() and not on_hub:
+        raise ValueError(f"{flag} {name}: expected a folder, or OWNER/NAME on the hub; there is no such folder")
 
 
 def show_plan(args):

@@ -198,6 +198,12 @@ def analyse(laws, flags=(), until=None, reach=None):
     Returns the fits, which --compare sorts, a dict for JSON, and lines for the screen.
     """
     sentences = []
+    for low, high in {law.run.ends for law in laws}:
+        if reach is not None and not low <= reach <= high:
+            raise fit.BadInput(f"got --reach {reach:g}, expected a reward from {low:g} to {high:g}")
+    last = max(law.span[1] for law in laws)
+    if until and until <= last:
+        raise fit.BadInput(f"got --until {until:g}, expected a compute beyond the fitted one, {last:g}")
     if "compare" in flags:
         laws, sentence = forecast.compare(laws, until)
         sentences.append(sentence)
@@ -283,6 +289,8 @@ def fits(args):
     least = 1 + args.compare
     if len(runs) < least:
         raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
+    if args.compare and len({run.source for run in runs}) < len(runs):
+        raise fit.BadInput("got one run twice, expected different ones: --compare")
     if len(units := {run.unit for run in runs}) > 1:
         raise fit.BadInput(f"got runs by {', '.join(sorted(units))}, expected one unit of compute; name it: --x COL")
     if len(runs) == 1 and args.reward is None:

@@ -263,6 +263,7 @@ def evaluate_policy(args, prompts):
     # Its rate is the mean so far, as completions end in bursts.
     look = {"total": len(mine) * args.generations, "unit": unit, "smoothing": 0.0, "disable": bool(rank)}
     rows = part(args, rank)
+    rows.parent.mkdir(parents=True, exist_ok=True)
     rows.write_bytes(b"")  # an interrupted evaluation may have left some
     with (
         closing(make_generator(args, place, getattr(torch, args.dtype))) as generator,

@@ -4,6 +4,7 @@
 """
 
 import os
+import textwrap
 from collections import defaultdict, namedtuple
 from functools import partial
 from pathlib import Path
@@ -95,7 +96,7 @@ def save(path, title, panels, alike=False):
     columns = -(-len(panels) // rows)
     height = 4.2 + 0.18 * (most if most < 5 else -(-most // 2))  # the legend's lines
     figure = Figure(figsize=(5.6 * columns, height * rows), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(textwrap.fill(title, 70 * columns))
     for place, panel in enumerate(panels, 1):
         shared = figure.axes[0] if alike and figure.axes else None
         draw(figure.add_subplot(rows, columns, place, xscale="log", sharey=shared), *panel)

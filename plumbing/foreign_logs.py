@@ -44,7 +44,7 @@ def read_rows(path):
     if not path.exists():
         raise FileNotFoundError(f"{path}: No such file")
     if not path.is_file():
-        raise fit.BadInput(f"got what is no file, {FORMS}")
+        raise fit.BadInput(f"got a folder without log.jsonl, or what is no file; name one file; {FORMS}")
     if "tfevents" in path.name:
         return from_events(path), []
     text = path.read_bytes().decode("utf-8-sig", errors="replace")
@@ -113,7 +113,7 @@ def from_table(text):
     if any(None in row for row in rows):
         raise fit.BadInput(f"a row has more cells than the first line names, {len(header)}")
     if not rows:
-        raise fit.BadInput(f"got no row, {FORMS}")
+        raise fit.BadInput("got no row behind the first line, which names the columns")
     return rows, notes
 
 
@@ -194,7 +194,9 @@ def column_of(rows, asked, flag):
     names = names_of(rows)
     matches = [asked] if asked in names else [name for name in names if name.endswith((f"/{asked}", f".{asked}"))]
     if asked is None:
-        raise fit.BadInput(f"{flag} NAME is needed, the name of one of these columns:\n{table_of(rows)}")
+        raise fit.BadInput(
+            f"--reward NAME and --x NAME are needed, the names of two of these columns:\n{table_of(rows)}"
+        )
     if len(matches) != 1:
         got = f"{flag} {asked} names {'several columns' if matches else 'no column'}, expected one of these"
         raise fit.BadInput(f"{got}:\n{table_of(rows)}")

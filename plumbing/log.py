@@ -191,7 +191,7 @@ class RunLog:
                 self("fit", step=step, **values)
             there = [name for name in WRITTEN if (self.out / name).exists()]
             if best := best_checkpoint(self.out):
-                lines.append(f"the checkpoint of the best evaluation: {best}")
+                lines.append(f"of the evaluations with a checkpoint the best is that of {best}")
             print(*lines, f"written to {self.out}: {', '.join(there)}", sep="\n")
         with suppress(OSError):
             self("end", step=step, reason=reason, final=self.processes.heartbeat.final, seconds=seconds)
@@ -375,9 +375,7 @@ class Monitor:
             self.near.append(far)
         measured = f"mean |log rho| of the youngest tokens is {far:.2f} nats"
         if self.far:
-            self.warn(
-                f"in step {row['step']} {measured}: trainers and generators differ by a factor of {math.exp(far):.1f}"
-            )
+            self.warn(f"in step {row['step']} {measured}: trainers and generators differ too much")
         if self.far >= FAR_STEPS:
             cause = "the generators do not load the weights that they are sent, or --lr is too large"
             self.stop(f"{measured}, for {FAR_STEPS} steps in a row; before it was {usual:.2g}; likely cause: {cause}")

@@ -100,7 +100,7 @@ def fit(args, sizes, phrase):
         for name in names
         if getattr(args, name) != before[name]
     ]
-    fitted = f"Made to fit {sizes.positions:,} positions and the memory"
+    fitted = f"Made to fit the lengths that were given, {sizes.positions:,} positions and the memory"
     return args, [f"{fitted}: {', '.join(changed)}"] if changed else []
 
 

@@ -14,12 +14,12 @@ NAME is one of
 --prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
 that a row has counts. "reward_model.ground_truth" is a field of that name, or ground_truth within reward_model.
 
-A reference of `math` is read in five forms (`value_of`). It is unusable if an answer that holds its only number or
-formula alone would be wrong. One of `choice` is an option that its prompt offers (`place_choices`). The answer of a
-code row is its tests, in a form that verify/programs.py reads, as JSON text or as an object. A row without a usable
-prompt or tests ends the run, and so do unusable references in more than MOST_LEFT_OUT of a source; --skip-unusable
-leaves them out. If rows of a source have the same prompt, the first is trained on; the others are counted, and all are
-evaluated.
+A reference of `math` is read in five forms (`math_reference`). It is unusable if it says more than its value, so that
+the bare value would be a wrong answer (`exactly 7`). One of `choice` is an option that its prompt offers
+(`place_choices`). The answer of a code row is its tests, in a form that verify/programs.py reads, as JSON text or as an
+object. A row without a usable prompt or tests ends the run, and so do unusable references in more than MOST_LEFT_OUT of
+a source; --skip-unusable leaves them out. If rows of a source have the same prompt, the first is trained on; the others
+are counted, and all are evaluated.
 
 Test: pytest tests/test_prompts.py tests/test_references.py
 """

@@ -62,6 +62,7 @@ EVALUATION = frozenset({"evaluation"})  # --evaluate reads it too
 FREE = frozenset({"free"})  # --resume may change it: neither samples nor gradients depend on it
 START = frozenset({"start"})  # it belongs to one start: --resume does not take it from the log
 LENGTH_CONTROLS = ("interrupt", "penalty", "none")
+MOST = 1e15  # no number of a run is larger
 INTERRUPT, PENALTY = ("length_control", "interrupt"), ("length_control", "penalty")
 
 
@@ -225,7 +226,7 @@ class Settings:
     timeout: float = flag(
         "seconds without progress after which a rank counts as lost", FREE | EVALUATION, 600.0, above=0
     )
-    seed: int = flag("of the order of training prompts and of sampling", EVALUATION, 0)
+    seed: int = flag("of the order of training prompts and of sampling", EVALUATION, 0, least=0)
     out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
     evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")
     plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=fleet, metavar="NxGPU")
@@ -253,8 +254,8 @@ def known_flags():
         prog="train.py",
         usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
         description="ScaleRL: asynchronous reinforcement learning of a language model, and a forecast of what more "
-        "compute will buy. In [brackets]: defaults on the embedded task; paper: with your own --model; tiny: with "
-        "--data tiny.",
+        "compute will buy. In [brackets]: defaults on the embedded task; few: with your own --model; tiny: with "
+        "--data tiny; paper: with --preset paper.",
         argument_default=argparse.SUPPRESS,
     )
     for name, setting in FIELDS.items():
@@ -372,9 +373,8 @@ def whole_paths(flags):
 
 
 def earlier_flags(asked):
-    """Flags that those of the command line are added to: of the run to resume, or of the one that wrote the checkpoint
-    of --evaluate; {} without one.
-    """
+    """The flags of an earlier run, which those of the command line replace: of the run to resume, or of the run that
+    wrote the checkpoint of --evaluate; {} without one."""
     if "evaluate" in asked:
         if ignored := sorted(asked.keys() - of_evaluations()):
             raise ValueError(f"--evaluate trains nothing: it does not read {', '.join(map(option, ignored))}")
@@ -519,8 +519,9 @@ def check_numbers(asked):
     for name, value in asked.items():
         bounds = FIELDS[name].metadata if name in FIELDS else {}
         numbers = value if isinstance(value, list) else [value]
-        if "least" in bounds and not all(bounds["least"] <= number < float("inf") for number in numbers):
-            raise ValueError(f"{option(name)}: got {as_given(value)}; expected a number of {bounds['least']} or more")
+        if "least" in bounds and not all(bounds["least"] <= number < MOST for number in numbers):
+            expected = f"a number of {bounds['least']} or more, and below {MOST:g}"
+            raise ValueError(f"{option(name)}: got {as_given(value)}; expected {expected}")
         if "above" in bounds and not bounds["above"] < value < float("inf"):
             raise ValueError(f"{option(name)}: got {value}; expected a number of more than {bounds['above']}")
 
@@ -622,7 +623,7 @@ def check_repeatable(args, version):
     if OFF_POLICY[args.off_policy].requested(version - 1, args.k) > version:
         raise ValueError(
             f"--resume at step {version} of a run in virtual time with --off-policy {args.off_policy} --k {args.k}: "
-            "completions were in work there, so it would not repeat. Start it anew: it will do the same again"
+            "completions are in work there in a longer run, so it would not repeat. Start anew: it does the same again"
         )
 
 
@@ -636,7 +637,8 @@ def check_folder(args, given):
     if args.evaluate or args.plan or given.get("resume"):
         return
     if (log := out / "log.jsonl").exists() and log.stat().st_size:
-        raise ValueError(f"{out} holds a run already; give another --out, or --resume to go on with it")
+        go_on = "" if args.virtual and args.k else ", or --resume to go on with it"
+        raise ValueError(f"{out} holds a run already; give another --out{go_on}")
     if names := others(out):
         raise ValueError(
             f"{out} holds {', '.join(names[:3])}, of another program or of a run whose log is gone; give another --out"

@@ -5,7 +5,7 @@ can have any function called. One value per rollout, deleted after use: the stor
 MAX_BYTES, and what is left would fill rank 0's memory.
 
 The methods call rank 0's store, whose calls have no time limit: they block while rank 0 is frozen or out of reach. Then
-the heartbeat's thread (processes.py) ends the process.
+the heartbeat's thread (heartbeat.py) ends the process.
 
 Run by pipeline.py. Test: pytest tests/test_store.py
 """
@@ -85,7 +85,7 @@ class Store:
 
     backend    a TCPStore, or anything with its set, get, multi_get, check, add and delete_key
     rank       of this process
-    heartbeat  processes.Heartbeat, told of progress while waiting; it raises Lost when a rank is lost
+    heartbeat  heartbeat.Heartbeat, told of progress while waiting; it raises Lost when a rank is lost
     pause      called with seconds between two polls; in virtual time the generators act meanwhile (virtual.py)
     """
 
@@ -131,7 +131,7 @@ class Store:
 
         what     for messages: what this rank waits for
         stopped  () -> why the run shall end, or None
-        Raises Interrupted if the run shall end first, processes.Lost if a rank is lost or makes no progress.
+        Raises Interrupted if the run shall end first, heartbeat.Lost if a rank is lost or makes no progress.
         """
         pause = POLL
         with self.heartbeat.waiting(what):

@@ -105,7 +105,7 @@ def test_what_is_not_read_is_refused_with_the_remedy(tmp_path, name, text, compu
 
 
 @pytest.mark.parametrize(("compute", "reward", "words"), [
-    (None, "val/acc", "--x NAME is needed"), ("step", None, "--reward NAME is needed"),
+    (None, "val/acc", "--x NAME are needed"), ("step", None, "--reward NAME and"),
     ("step", "acc", "--reward acc names several columns"), ("tep", "val/acc", "--x tep names no column"),
     ("step", "cc", "--reward cc names no column"),
 ])  # fmt: skip
@@ -251,5 +251,5 @@ def test_only_a_log_that_begins_with_our_flags_is_taken_for_ours(tmp_path):
         [run] = foreign_logs.read_runs(tmp_path)
         assert run.unit == unit
     (tmp_path / "log.jsonl").write_text(jsonl(evals))
-    with pytest.raises(fit.BadInput, match="--reward NAME is needed"):
+    with pytest.raises(fit.BadInput, match="--reward NAME and --x NAME are needed"):
         foreign_logs.read_runs(tmp_path)

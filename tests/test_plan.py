@@ -198,7 +198,7 @@ def test_the_fastest_division_is_taken_where_none_is_given(planned):
 def test_slots_are_made_to_fit_and_the_torch_generator_is_no_faster_than_its_host(planned):
     few = "--prompts 3 --generations 4 --k 0 --max-new-tokens 2000 --length-control none"  # one on each generator
     printed = planned(f"16xH100 {few}")
-    assert "Made to fit 40,960 positions and the memory: " in printed
+    assert "40,960 positions and the memory: " in printed
     # 72 GB - 16.4 of weights and the prompts' pass; a slot takes 4,048 positions x 147,456 bytes = 0.6 GB
     assert int(re.search(r"--slots (\d+) instead of 256", printed)[1]) == pytest.approx(85, abs=5)
     # 2,000 tokens of the longest, at 0.2 ms for each of 28 layers

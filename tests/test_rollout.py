@@ -456,8 +456,8 @@ def test_a_completion_that_goes_on_behind_the_end_of_a_turn_is_warned_of_once(ca
 
 @pytest.mark.parametrize("settings, message", [
     (dict(think_budget=(5, 9), phrase_ids=PHRASE, think_end="c d"), "ends in 'c d', got 'q r </think>'"),
-    (dict(think_budget=(9, 5), phrase_ids=PHRASE), r"got \(9, 5\)"),
-    (dict(think_budget=(5, 21), phrase_ids=PHRASE), r"got \(5, 21\): no token would be left for the answer"),
+    (dict(think_budget=(9, 5), phrase_ids=PHRASE), "got 9 5"),
+    (dict(think_budget=(5, 21), phrase_ids=PHRASE), "got 5 21"),
 ])  # fmt: skip
 def test_contradictory_settings_are_refused(build, settings, message):
     refuses(message, build, tiny_model(), **settings)

@@ -128,7 +128,7 @@ def test_the_two_latest_checkpoints_stay_and_that_of_the_best_evaluation_which_a
         counters = checkpoints.counters(f"run/checkpoint-{steps}")
         assert counters["best"] == {"version": best, "pass_rate": rates[best]}
         assert str(best_checkpoint("run")) == f"run/checkpoint-{best}"
-    best = re.findall("the checkpoint of the best evaluation: run/checkpoint-(.*)", capsys.readouterr().out)
+    best = re.findall("with a checkpoint the best is that of run/checkpoint-(.*)", capsys.readouterr().out)
     assert best == ["2", "2", "12"]
     rows = [dict(kind="eval", step=n, gpu_hours=n, pass_rate=0.1 * min(n, 14 - n)) for n in range(12)]
     write_rows("run/log.jsonl", [CONFIG, *rows])

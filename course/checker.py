@@ -287,7 +287,7 @@ def vectors(exercise, student, original, root=ROOT):
 
 
 def described(error, root):
-    """An exception in one line of text, with the innermost line of a file in folder `root` that it came from."""
+    """An exception as text: its innermost line of a file in folder `root`; then a line with the call it came from."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename, root)]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     text = str(error)[:500]
@@ -299,9 +299,12 @@ def described(error, root):
         text = f"{error.name} belongs to the course, of which nothing can be imported here"
     if "does not require grad" in text:
         text = "it returned a result without a gradient; expected torch's own operations from logprobs to the result"
-    elif not frames and getattr(error, "__notes__", None):
-        text = f"it returned a {error.__notes__[0]}, expected what the docstring says: {text}"
-    return ": ".join(filter(None, [type(error).__name__, text])) + place
+    calls = getattr(error, "__notes__", [])
+    if calls and not frames:
+        text = f"not what the docstring says: {text}"
+    return (
+        ": ".join(filter(None, [type(error).__name__, text])) + place + "".join(f"\n  at       {x}" for x in calls[-1:])
+    )
 
 
 def is_own(file, root):

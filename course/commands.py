@@ -52,7 +52,7 @@ def find(name):
     for exercise in EXERCISES:
         if exercise.name == name:
             return exercise
-    sys.exit(f"no exercise is called {name}; this lists them: python exercises.py list")
+    sys.exit(f"no exercise or chapter is called {name}; this lists them: python exercises.py list")
 
 
 # --- How far one is --------------------------------------------------------------------------------------------------
@@ -77,13 +77,14 @@ def problems(exercise):
 
 
 def state(exercise):
-    """ "solved", "original" (the same code as the solution), "started", or "" if it is as `start` left it."""
+    """ "solved", "original" (`solve` put it there), "started", or "" if it is as `start` left it."""
     try:
         student = checker.source_of(ROOT / exercise.file)
         original = checker.original_of(exercise, ROOT)
         if not checker.touched(exercise, student, original):
             return ""
-        if exercise.kind != "bug" and student.shape(exercise.target) == original.shape(exercise.target):
+        given = student.shape(exercise.target) == original.shape(exercise.target)
+        if given and [*HIDDEN.glob(f"kept/{exercise.name}-[0-9]*.py")]:
             return "original"
     except checker.Broken:
         return "started"
@@ -125,14 +126,28 @@ def described(exercise):
     )
 
 
+def upcoming(exercises):
+    """The first of these exercises that is not done; None if all are."""
+    return next((x for x in exercises if state(x) not in DONE), None)
+
+
 def following(name=""):
-    """Describe the first exercise that is not done, or `name`, and say what its check finds if it was begun."""
-    upcoming = next((x.name for x in EXERCISES if state(x) not in DONE), "")
-    if name and state(find(name)) in DONE:
-        return f"{name}: solved ({number_done()}). Next: {upcoming or 'nothing, all are done'}"
-    if not upcoming:
+    """Describe the first exercise that is not done, of the chapter with this number or of all, or the exercise `name`;
+    and say what its check finds if it was begun.
+    """
+    chapter = next((exercises for title, exercises in CHAPTERS.items() if title.startswith(f"{name}.")), EXERCISES)
+    if name and chapter is EXERCISES:
+        exercise = find(name)
+        chapter = next(exercises for exercises in CHAPTERS.values() if exercise in exercises)
+        if state(exercise) in DONE:
+            then = upcoming(chapter) or upcoming(EXERCISES)
+            return f"{name}: solved ({number_done()}). Next: {then.name if then else 'nothing, all are done'}"
+    else:
+        exercise = upcoming(chapter)
+    if not exercise and chapter is not EXERCISES and upcoming(EXERCISES):
+        return f"Chapter {name} is done ({number_done()}). Next: {upcoming(EXERCISES).name}"
+    if not exercise:
         return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
-    exercise = find(name or upcoming)
     found = problems(exercise) if state(exercise) else []
     return "\n\n".join([f"{described(exercise)}\n  Done:  {number_done()}", *found])
 
@@ -195,7 +210,7 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("start", help="a student's folder").add_argument("folder", type=checker.place)
     more = commands.add_parser("next", help="what to do and why")
-    more.add_argument("name", nargs="?", help="this exercise instead of the first that is not done")
+    more.add_argument("name", nargs="?", help="an exercise, or a chapter by its number, instead of all")
     commands.add_parser("list", help="all exercises, and how far you are")
     hint = commands.add_parser("hint", help="where in the paper (1), the pitfall (2), the idea in words (3)")
     hint.add_argument("name")

@@ -119,23 +119,33 @@ def definition(module, target):
 def answer(probe, implementation, inputs):
     """The vector of probe(implementation, *inputs); inputs are copied, since the implementation may write to them.
 
-    What cannot be used raises an error with a note that says what the implementation returned.
+    An exception gets a note: the call that it came from, and the type of what this call returned, if it did.
     """
-    returned = []
+    call = [", ".join(map(shown, inputs))]
 
     def called(*args, **kwargs):
+        given = [*map(shown, args), *(f"{name}={shown(value)}" for name, value in kwargs.items())]
+        call[:] = [f"{implementation.__name__}({', '.join(given)})"]
         value = implementation(*args, **kwargs)
-        returned.append(type(value).__name__)
+        call.append(f", which returned a {type(value).__name__}")
         return as_tensor(value)
 
     is_function = callable(implementation) and not isinstance(implementation, type)
     asked = functools.wraps(implementation)(called) if is_function else implementation
     try:
         return encode(probe(asked, *copy.deepcopy(inputs)))
-    except Exception as error:
-        if returned:
-            error.add_note(returned[-1])
+    except BaseException as error:
+        error.add_note("".join(call))
         raise
+
+
+def shown(value):
+    """An argument as text: numbers with four significant digits, tensors as lists, at most 200 characters."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shown, value))}]"[:200]
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)[:200]
 
 
 def as_tensor(value):

@@ -62,10 +62,11 @@ ASYNCHRONY.write(
         "OFF_POLICY counts batches, N(v) requests; none may be admitted for steps that never come.",
         "As many batches as the rule in OFF_POLICY says, but no more than the run has steps; P requests each.",
     ),
-    says="requests: pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
+    says="pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
     probe=requests,
     inputs=(2, 5, 10),
     expected=[[30, 40, 50, 50, 50], [20, 20, 40, 40, 50]],
+    labels="pipeline, ppo",
     mistakes=(
         requests_k_batches,
         requests_without_end,
@@ -81,18 +82,18 @@ ASYNCHRONY.write(
 
 def ended(check_staleness, step, k, batches):
     """Whether each batch, lists of the versions of rollouts' tokens, ends the run of pipeline, then that of ppo."""
-    found = []
-    for rule in RULES:
+    found = {rule: [] for rule in RULES}
+    for rule, ends in found.items():
         for batch in batches:
             groups = [[SimpleNamespace(key="", versions=dict.fromkeys(own, 1)) for own in group] for group in batch]
             try:
                 check_staleness(groups, step, off_policy=rule, k=k)
-                found.append(False)
+                ends.append(False)
             except NotImplementedError:  # which is a RuntimeError too
                 raise
             except RuntimeError:
-                found.append(True)
-    return found
+                ends.append(True)
+    return [*found.values()]
 
 
 def _end_if(too_old):
@@ -138,10 +139,11 @@ ASYNCHRONY.write(
         "A rollout may have tokens of several versions, or none that was sampled.",
         "The staleness of a rollout is the step minus the oldest of its versions; above the bound, RuntimeError.",
     ),
-    says="rule-bound: with k = 3, pipeline ends at a token 4 steps old, ppo at one of 3",
+    says="with k = 3, pipeline ends at a token 4 steps old, ppo at one of 3",
     probe=ended,
     inputs=(10, 3, [[[[7]]], [[[8]]], [[[6]]], [[[]]], [[[9], [9]], [[9], [6]]], [[[9, 6]]]]),
-    expected=[False, False, True, False, True, True] + [True, False, True, False, True, True],
+    expected=[[False, False, True, False, True, True], [True, False, True, False, True, True]],
+    labels="pipeline, ppo",
     mistakes=(rule_bound_is_k, rule_bound_itself_ends, rule_bound_of_the_newest, rule_bound_of_the_first),
 )
 
@@ -168,10 +170,11 @@ ASYNCHRONY.bug(
         "Look at what goes into the denominators of a batch: the metadata's counts per version.",
         "Each token has a version and a flag that says whether the policy sampled it.",
     ),
-    says="metadata: sampled tokens per version; injected tokens count only in the length",
+    says="sampled tokens per version; injected tokens count only in the length",
     probe=sampled_tokens,
     inputs=([3, 3, 3, 4, 4, 4, 4, 4], [True] * 4 + [False] * 2 + [True] * 2),
     expected=[3, 3, 8],
+    labels="sampled by version 3, sampled by version 4, length",
     bug=(
         "Counter(version for version, sampled in zip(rollout.versions, rollout.mask) if sampled)",
         "Counter(rollout.versions)",
@@ -211,6 +214,7 @@ ASYNCHRONY.predict(
     says="the most optimizer steps between the version that sampled a token and the one that trains on it, "
     "(pipeline, ppo), k = 8",
     mistakes=(bound_of_phase, bound_beyond_k, bound_of_batches),
+    labels="pipeline, ppo",
 )
 
 
@@ -245,6 +249,7 @@ ASYNCHRONY.predict(
     says="shares of the time without work, (generators, trainers) for pipeline k = 0, k = 1 and ppo k = 2",
     mistakes=(idle_at_once, idle_never, idle_swapped),
     atol=5e-3,
+    labels="generators with k = 0, trainers, generators with k = 1, trainers, generators of ppo, trainers",
 )
 
 
@@ -262,6 +267,7 @@ ASYNCHRONY.measure(
         "The last line it prints, once for each T.",
     ),
     says="the mean staleness for k = 8 where the generators are slower, and where the trainers are",
+    labels="T = 15, T = 60",
     atol=2e-2,
 )
 
@@ -280,6 +286,7 @@ ASYNCHRONY.measure(
         "Every `step` line has `staleness`, {steps: tokens}: add them up over the lines.",
     ),
     says="the largest one of a token in your own run, and the share of tokens with more than 0 steps",
+    labels="largest, share above 0",
     atol=2e-3,
 )
 
@@ -298,5 +305,6 @@ ASYNCHRONY.measure(
         "The mean of the last five `pass_rate` of each log; then try --lr 3e-4 or --loss gspo for the same k.",
     ),
     says="what k = 4 and k = 32 lose at the end against k = 0, in your own runs",
+    labels="k = 4, k = 32",
     atol=2e-3,
 )

@@ -36,12 +36,13 @@ def numbers(prediction):
 class Claim(NamedTuple):
     """What has to hold on one fixed input."""
 
-    says: str  # "name: what has to hold"
+    says: str  # what has to hold
     probe: Callable = numbers  # (implementation, *inputs) -> tensor or numbers
     inputs: tuple = ()  # small enough for mental arithmetic
     expected: list | float | None = None  # worked out by hand; None: what the original gives, computed at each check
     mistakes: tuple = ()  # wrong implementations; no two give the same numbers
     atol: float = ATOL
+    labels: str = ""  # what the numbers are, or the rows, in order: "forecast, measured"
 
     def vector(self, implementation):
         return answer(self.probe, implementation, self.inputs)
@@ -61,11 +62,11 @@ class Claim(NamedTuple):
         """
         expected = encode(self.expected) if expected is None else expected
         if isinstance(yours, str):
-            right = f"  expected {_numbers(expected)} shape {_shape(expected)}\n" if tell else ""
+            right = f"  expected {self.told(expected)} shape {_shape(expected)}\n" if tell else ""
             return f"{self.says}\n{right}  yours    {yours}"
         if self.same(yours, expected) and all(map(math.isfinite, yours)):
             return ""
-        values = [_numbers(vector) for vector in (expected, yours)]
+        values = [self.told(vector) for vector in (expected, yours)]
         width = max(map(len, values))
         lines = [self.says] + [
             f"  {whose:8} {text:{width}} shape {_shape(vector)}"
@@ -80,6 +81,14 @@ class Claim(NamedTuple):
         known = [mistake for mistake in self.mistakes if self.same(self.vector(mistake), yours)]
         return "\n".join(lines + [f"  {self.named(mistake, sure)}" for mistake in known])
 
+    def told(self, vector):
+        """All values in one line, four significant digits, with the claim's labels if the shape is right."""
+        values = np.reshape(vector[HEAD:], _shape(vector))
+        labels = self.labels.split(", ")
+        if not self.labels or values.shape[:1] != (len(labels),):
+            return _text(values)
+        return ", ".join(f"{label}: {_text(row)}" for label, row in zip(labels, values))
+
     def same(self, a, b):
         """Equal in kind, shape and, up to rounding, numbers; nan equals nan (a mistake may give it), inf inf."""
         if len(a) != len(b) or a[:HEAD] != b[:HEAD]:
@@ -92,15 +101,14 @@ class Claim(NamedTuple):
         return f"{lead} you {' '.join(mistake.__doc__.split())}"
 
 
+def _text(values):
+    every = np.size(values) + 1
+    text = np.array2string(np.asarray(values), separator=", ", formatter={"float": "{:.4g}".format}, threshold=every)
+    return " ".join(text.split())
+
+
 def _shape(vector):
     return tuple(int(size) for size in vector[2:HEAD][: int(vector[1])])
-
-
-def _numbers(vector):
-    """All values in one line, four significant digits."""
-    values = np.reshape(vector[HEAD:], _shape(vector))
-    text = np.array2string(values, separator=", ", formatter={"float": "{:.4g}".format}, threshold=values.size + 1)
-    return " ".join(text.split())
 
 
 # --- Exercises --------
@@ -138,10 +146,10 @@ class Chapter(list):
         claim = {name: fields.pop(name) for name in Claim._fields if name in fields}
         self.append(Exercise(kind=kind, **fields | ({"claims": (Claim(**claim),)} if claim else {})))
 
-    def answer(self, kind, *, name, says, **fields):
+    def answer(self, kind, *, name, **fields):
         """An exercise whose function in ANSWERS, called as the exercise, returns numbers."""
         where = f"{ANSWERS}:{name.replace('-', '_')}"
-        self.add(kind, name=name, where=where, says=f"{name}: {says}", **fields)
+        self.add(kind, name=name, where=where, **fields)
 
     write, bug = partialmethod(add, "write"), partialmethod(add, "bug")
     predict, measure = partialmethod(answer, "predict"), partialmethod(answer, "measure")

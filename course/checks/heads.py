@@ -57,10 +57,11 @@ PRECISION.write(
         "Autocast changes what `@` does, whatever the dtypes of its operands.",
         "Choose the dtype, switch autocast off, multiply in that dtype, return fp32.",
     ),
-    says="head: 1 + 2^-9 with an fp32 head, 1 with a bf16 head, 1 + 2^-9 under autocast too; logits are fp32",
+    says="1 + 2^-9 with an fp32 head, 1 with a bf16 head, 1 + 2^-9 under autocast too; logits are fp32",
     probe=heads,
     inputs=(2.0**-9, 1.0),
     expected=[1 + 2**-9, 1.0, 1 + 2**-9, 1.0],
+    labels="fp32 head, bf16 head, fp32 head under autocast, whether all are fp32",
     mistakes=(head_cast_afterwards, head_under_autocast, head_always_fp32, head_gives_bf16),
     atol=1e-7,
 )
@@ -121,7 +122,7 @@ PRECISION.write(
         "Everything is a mean over sampled tokens of a function of log rho; the docstring has the formulas. "
         "`expm1` keeps k3 exact near 0.",
     ),
-    says="mismatch: mean |log rho|, k3, clipped share, effective sample size of the ratios 2, 4, 1/2",
+    says="mean |log rho|, k3, clipped share, effective sample size of the ratios 2, 4, 1/2",
     probe=apart,
     inputs=(
         torch.tensor([[2.0, 4.0, 0.5, 16.0]]).log(),
@@ -131,6 +132,7 @@ PRECISION.write(
         3.0,
     ),
     expected=[4 * math.log(2) / 3, (3.5 - 2 * math.log(2)) / 3, 2 / 3, 6.5**2 / 20.25 / 3],
+    labels="mean_abs_log_ratio, k3, clipped, effective_sample_size",
     mistakes=(mismatch_reversed, mismatch_k1, mismatch_k2, mismatch_of_all),
 )
 
@@ -158,7 +160,7 @@ PRECISION.bug(
         "At temperature 1 nothing is wrong.",
         "By the chain rule everything that stands between logits and log-probs appears in the gradient too.",
     ),
-    says="backward: (1[j = y] - pi_j) / tau, here for pi = 1/4, 1/4, 1/2 and tau = 2",
+    says="(1[j = y] - pi_j) / tau, here for pi = 1/4, 1/4, 1/2 and tau = 2",
     probe=token_gradient,
     inputs=([0.0, 0.0, 2 * math.log(2)], 2.0),
     expected=[[-0.125, 0.375, -0.25]] * 2,
@@ -197,5 +199,6 @@ PRECISION.predict(
     ),
     says="1 + 2^-9 as a sum in bf16, then in fp32",
     mistakes=(rounding_kept, rounding_in_both, rounding_swapped),
+    labels="bf16, fp32",
     atol=1e-4,
 )

@@ -31,6 +31,11 @@ def sigmoid_without_start(C, A, B, C_mid, R_0):
     return (A - R_0) / (1 + (C_mid / C) ** B)
 
 
+def sigmoid_without_R_0(C, A, B, C_mid, R_0):
+    """leave out R_0, on the left and in the gain: the curve runs from 0 to A."""
+    return A / (1 + (C_mid / C) ** B)
+
+
 def sigmoid_gain_is_A(C, A, B, C_mid, R_0):
     """multiply by A instead of the gain A - R_0: the asymptote becomes A + R_0."""
     return R_0 + A / (1 + (C_mid / C) ** B)
@@ -48,11 +53,19 @@ def sigmoid_power_law(C, A, B, C_mid, R_0):
 
 # C = C_mid / 3, C_mid, 3 C_mid with B = 2: shares 1 / (1 + 9), 1/2, 1 / (1 + 1/9) of the gain 0.5, plus R_0 = 0.2.
 SIGMOID = Claim(
-    says="sigmoid: R_0 plus 1/10, 1/2, 9/10 of the gain at C_mid / 3, C_mid, 3 C_mid for B = 2",
+    says="R_0 plus 1/10, 1/2, 9/10 of the gain at C_mid / 3, C_mid, 3 C_mid for B = 2",
     probe=curve,
     inputs=([10.0, 30.0, 90.0], 0.7, 2.0, 30.0, 0.2),
     expected=[0.25, 0.45, 0.65],
-    mistakes=(sigmoid_inverted, sigmoid_without_start, sigmoid_gain_is_A, sigmoid_B_in_front, sigmoid_power_law),
+    labels="C_mid / 3, C_mid, 3 C_mid",
+    mistakes=(
+        sigmoid_inverted,
+        sigmoid_without_start,
+        sigmoid_without_R_0,
+        sigmoid_gain_is_A,
+        sigmoid_B_in_front,
+        sigmoid_power_law,
+    ),
 )
 
 
@@ -60,7 +73,7 @@ def at_no_compute(sigmoid, A, B, C_mid, R_0):
     return float(sigmoid(0.0, A=A, B=B, C_mid=C_mid, R_0=R_0))
 
 
-START = Claim(says="start: R_0 at C = 0", probe=at_no_compute, inputs=(0.7, 2.0, 30.0, 0.2), expected=0.2)
+START = Claim(says="R_0 at C = 0", probe=at_no_compute, inputs=(0.7, 2.0, 30.0, 0.2), expected=0.2)
 
 
 LAW.write(
@@ -119,10 +132,11 @@ LAW.write(
         "Solve Eq. 1 for C^B, not for C; then take the logarithm.",
         "The log odds of the gain, (R - R_0) to (A - R), plus B log C_mid; scipy has a logit.",
     ),
-    says="efficiency: log F(R) = B log C on the curve, so twice the logarithm of C = 10, 30, 90 for B = 2",
+    says="log F(R) = B log C on the curve, so twice the logarithm of C = 10, 30, 90 for B = 2",
     probe=efficiency,
     inputs=([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2),
     expected=[2 * math.log(C) for C in (10, 30, 90)],
+    labels="R = 0.25, 0.45, 0.65",
     mistakes=(efficiency_inverted, efficiency_without_start, efficiency_without_unit, efficiency_is_compute),
 )
 
@@ -173,10 +187,11 @@ LAW.write(
         "Below R_0 nothing is needed, at A none is enough: clip the share to [0, 1], then the logit gives both.",
         "C_mid times the exponential of the share's logit over B.",
     ),
-    says="compute_for: Eq. 1 solved for C: 10, 30, 90, and 0 where the pass rate is below R_0",
+    says="Eq. 1 solved for C: 10, 30, 90, and 0 where the pass rate is below R_0",
     probe=needed,
     inputs=([0.25, 0.45, 0.65, 0.1], 0.7, 2.0, 30.0, 0.2),
     expected=[10.0, 30.0, 90.0, 0.0],
+    labels="R = 0.25, 0.45, 0.65, 0.1",
     mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_linear),
 )
 
@@ -215,10 +230,11 @@ LAW.bug(
         "The measured value is a mean of several evaluations. At which compute?",
         "Mean of the pass rates against the law at the mean of the computes.",
     ),
-    says="forecast: the mean of the last evaluations is compared with the law at their mean compute",
+    says="the mean of the last evaluations is compared with the law at their mean compute",
     probe=end_of_run,
     inputs=([10.0, 20.0, 30.0, 40.0], [0.1, 0.2, 0.3, 0.4]),
     expected=[35.0, 0.35, 0.35, 0.0],
+    labels="C, forecast, measured, error",
     mistakes=(forecast_of_the_last_point,),
     bug=("law.run.compute[-last:].mean()", "law.run.compute[-1]"),
     symptom="Forecasts of the mean of the last evaluations come out too high, even of points that lie on the law.",
@@ -277,10 +293,11 @@ LAW.write(
         "Beyond: the level, plus what Eq. 1 adds since the last fitted compute, plus the walk's size times the root of "
         "the e-folds times its steps; pass rates lie in [0, 1]. Before, the walk's mean is straight in log C.",
     ),
-    says="ahead: from 0.3 at the last compute, 0.4 more by Eq. 1 at 9 times as much, and there the walk",
+    says="from 0.3 at the last compute, 0.4 more by Eq. 1 at 9 times as much, and there the walk",
     probe=ahead,
     inputs=([1, 9.0], (0.7, 2.0, 30.0, 0.2), 0.1, 0.3, 0.5),
     expected=[[0.3, 0.3], [0.7, 0.7 + 0.05 * math.log(9) ** 0.5]],
+    labels="at the last compute, at 9 times as much",
     mistakes=(ahead_on_the_law, ahead_in_proportion, ahead_without_walk),
 )
 
@@ -315,6 +332,7 @@ LAW.predict(
     ),
     says="which run (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at 50,000",
     mistakes=(crossing_early_winner, crossing_by_asymptote, crossing_swapped),
+    labels="at 5000, at 50000",
 )
 
 
@@ -362,4 +380,5 @@ LAW.measure(
     ),
     says="forecast of the end from the first half of the compute, what was measured, forecast - measured",
     atol=2e-3,
+    labels="forecast, measured, difference",
 )

@@ -91,7 +91,7 @@ def ratio_and_gradient(ratio, logprobs, gen_logprobs, _, mask):
 
 # exp(ln 1/2 - ln 1/4) = 2, (1/2) / (1/16) = 8 and so on; 1, the ratio of equal policies, where the mask is False.
 RATIO = Claim(
-    says="ratio: pi_train over pi_gen, and 1, with the gradient 0, where nothing was sampled",
+    says="pi_train over pi_gen, and 1, with the gradient 0, where nothing was sampled",
     probe=ratio_and_gradient,
     inputs=CISPO_INPUT,
     expected=[[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]],
@@ -219,13 +219,14 @@ LOSSES.write(
         "hold nan: fill them before any product.",
         "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask.",
     ),
-    says="cispo: the capped ratio times the advantage times log pi_train; then its gradient, without that factor",
+    says="the capped ratio times the advantage times log pi_train; then its gradient, without that factor",
     probe=with_cap,
     inputs=CISPO_INPUT,
     expected=[
         [[-2 * LN2, -4 * LN2, 0.0, 0.0], [2 * LN2, 8 * LN2, 4 * LN2, 0.0]],
         [[2.0, 4.0, 0.0, 0.0], [-1.0, -8.0, -2.0, 0.0]],
     ],
+    labels="objective, gradient",
     mistakes=(
         cispo_without_stop_gradient,
         cispo_cap_is_one_plus_eps,
@@ -306,10 +307,11 @@ LOSSES.write(
         "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
         "both signs; 0 outside the mask. Half-widths below 0 are refused.",
     ),
-    says="clip: the smaller of ratio and clipped ratio times the advantage; then its gradient, 0 where the clip acts",
+    says="the smaller of ratio and clipped ratio times the advantage; then its gradient, 0 where the clip acts",
     probe=clip_of_ratio,
     inputs=CLIP_INPUT,
     expected=CLIPPED,
+    labels="objective, gradient",
     mistakes=(
         clip_max_for_negative_advantages,
         clip_without_min,
@@ -360,7 +362,7 @@ LOSSES.write(
         "The length is that of the sampled tokens; a completion without any must not divide by 0.",
         "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting.",
     ),
-    says="sequence_ratio: the geometric mean over the sampled tokens, and 1 where there are none",
+    says="the geometric mean over the sampled tokens, and 1 where there are none",
     probe=ratio_of_tokens,
     inputs=inputs(
         [[1 / 2, 1 / 4, 1 / 2, NAN], [1 / 8, 1 / 4, 1 / 2, NAN], [1 / 2, 1 / 4, 1 / 2, NAN]],
@@ -409,6 +411,7 @@ LOSSES.predict(
     says="d objective / d log pi_train of a token 8 times as likely as when sampled: (CISPO, DAPO) for A = +1, "
     "then A = -1",
     mistakes=(weights_dapo_keeps_capped, weights_dapo_drops_both, weights_cispo_drops),
+    labels="CISPO for A = +1, DAPO for A = +1, CISPO for A = -1, DAPO for A = -1",
     atol=1e-3,
 )
 
@@ -453,7 +456,7 @@ ADVANTAGES.write(
         "Rewards are (P, G): one row per prompt.",
         "Subtract from every reward the mean of its row, the reward itself included.",
     ),
-    says="baseline: rewards minus the mean of their own prompt",
+    says="rewards minus the mean of their own prompt",
     probe=of_rewards,
     inputs=(torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]]),),
     expected=[[1.0, -1.0, 1.0, -1.0], [1.5, -0.5, -0.5, -0.5]],
@@ -518,7 +521,7 @@ ADVANTAGES.write(
         "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
         "Divide by a population std plus the module's epsilon; the std is of the row or of everything.",
     ),
-    says="normalise: over the std of the batch, of each prompt, or not at all; equal rewards stay 0",
+    says="over the std of the batch, of each prompt, or not at all; equal rewards stay 0",
     probe=normalised,
     inputs=(torch.tensor([[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]]),),
     expected=[
@@ -526,6 +529,7 @@ ADVANTAGES.write(
         [[1.0, -1.0], [1.0, -1.0], [0.0, 0.0]],
         [[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]],
     ],
+    labels="batch, prompt, none",
     mistakes=(
         normalise_sample_std,
         normalise_without_epsilon,
@@ -566,10 +570,11 @@ ADVANTAGES.bug(
         "How is the mean of eight times 0.7 rounded in fp32?",
         "Whether numbers are equal can be asked without computing anything.",
     ),
-    says="zero_variance: only prompts whose rewards differ are kept, also where the mean is rounded",
+    says="only prompts whose rewards differ are kept, also where the mean is rounded",
     probe=one_by_one,
     inputs=(torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),),
     expected=[False, True, False, False],
+    labels="eight times 0.7, seven times 0.7 and -1, eight times -1, eight times 0.5",
     mistakes=(filter_keeps_solved_prompts, filter_keeps_what_has_a_std),
     bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
     symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up.",
@@ -605,10 +610,11 @@ ADVANTAGES.bug(
         "With a length penalty two correct answers can have different rewards.",
         "Follow the two tensors made from the rollouts to where the prompts are chosen.",
     ),
-    says="shaped-filter: it looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
+    says="it looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
     probe=kept_prompts,
     inputs=(torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]),),
     expected=[False, True, False],
+    labels="both right, right and wrong, no verdict",
     mistakes=(filter_by_the_shaped_reward,),
     bug=("kept = graded & nonzero_variance(correct) if", "kept = graded & nonzero_variance(rewards) if"),
     symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
@@ -668,10 +674,11 @@ ADVANTAGES.write(
         "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
         "Add the lengths up at each prompt's index, then count what is above 0.",
     ),
-    says="denominators: completions, prompts, tokens that carry a loss; then the tokens of each prompt",
+    says="completions, prompts, tokens that carry a loss; then the tokens of each prompt",
     probe=counted,
     inputs=(torch.tensor([3, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])),
     expected=[5, 3, 11, 5, 0, 4, 2],
+    labels="completions, prompts, tokens, of prompt 0, of prompt 1, of prompt 2, of prompt 3",
     mistakes=(
         denominators_with_filtered_prompts,
         denominators_with_truncated_completions,
@@ -783,7 +790,7 @@ BATCH = OBJECTIVE, MASK, PROMPT_INDEX
 
 # (12 / 2 + 7 / 5) / 2 = 3.7
 PROMPT_AVERAGE = Claim(
-    says="prompt_average: every prompt has weight 1/2, whatever its length",
+    says="every prompt has weight 1/2, whatever its length",
     probe=prompt_average,
     inputs=(*BATCH, WHOLE),
     expected=3.7,
@@ -799,10 +806,11 @@ PROMPT_AVERAGE = Claim(
 # (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4; (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7 = 19 / 7
 # The second prompt is split between the micro-batches: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
 MICRO_BATCHES = Claim(
-    says="micro_batches: their shares add up to the prompt, sample and token average of the batch; a dummy adds 0",
+    says="the shares of micro-batches add up to the prompt, sample and token average of the batch; a dummy adds 0",
     probe=micro_batches,
     inputs=(*BATCH, WHOLE),
     expected=[3.7, 15 / 4, 19 / 7],
+    labels="prompt, sample, token",
     mistakes=(
         aggregate_always_prompt,
         aggregate_names_swapped,
@@ -859,5 +867,6 @@ ADVANTAGES.predict(
     ),
     says="the share of prompts without a gradient at pass rate 1/2 with 4 completions, and at 0.9 with 16",
     mistakes=(dropped_all_right_only, dropped_pass_rate, dropped_is_kept),
+    labels="1/2 and 4, 0.9 and 16",
     atol=1e-3,
 )

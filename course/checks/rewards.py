@@ -53,10 +53,11 @@ REWARDS.write(
         "The penalty is for correct completions only.",
         "Three cases: unknown, right, wrong.",
     ),
-    says="reward: -1, +1, +1 with the penalty -1/4, -1 whatever the penalty, nan for an unknown verdict",
+    says="-1, +1, +1 with the penalty -1/4, -1 whatever the penalty, nan for an unknown verdict",
     probe=rewards,
     inputs=(-0.25,),
     expected=[-1.0, 1.0, 0.75, -1.0, 1.0],
+    labels="wrong, right, right with penalty, wrong with penalty, whether nan if unknown",
     mistakes=(reward_zero_or_one, reward_penalty_for_all, reward_unknown_is_wrong, reward_without_penalty),
 )
 
@@ -106,10 +107,11 @@ REWARDS.write(
         "At which length does it start, at which does it end?",
         "A straight line in the length, clipped at 0 from above and at -1 from below.",
     ),
-    says="penalty: 0 up to L_max - L_cache = 12 tokens, -1 from L_max = 14 on, a straight line between",
+    says="0 up to L_max - L_cache = 12 tokens, -1 from L_max = 14 on, a straight line between",
     probe=penalties,
     inputs=([8, 12, 13, 14, 16], 14, 2),
     expected=[0.0, 0.0, -0.5, -1.0, -1.0],
+    labels="8 tokens, 12 tokens, 13 tokens, 14 tokens, 16 tokens",
     mistakes=(
         penalty_without_floor,
         penalty_with_bonus,
@@ -171,10 +173,11 @@ REWARDS.write(
         "Return the mean over prompts and its standard error, which is nan for a single prompt.",
         "Of all subsets of k answers, the share without a right one is a quotient of two binomials.",
     ),
-    says="pass_at_k: the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 +- 1/sqrt(12) on average",
+    says="the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 +- 1/sqrt(12) on average",
     probe=chance,
     inputs=([[True, False, False, False], [False] * 4, [True, True, True, False]], 2),
     expected=[0.5, 12**-0.5],
+    labels="mean, standard error",
     mistakes=(chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all, chance_pooled),
 )
 
@@ -195,10 +198,11 @@ REWARDS.bug(
     minutes=10,
     teaches="What counts as the answer is part of the reward.",
     hints=("Sec. 2.", "Some completions end their thinking more than once.", "The first or the last mark?"),
-    says="last: what follows the last </think>, here of 3 and of 2 characters; nothing without one",
+    says="what follows the last </think>, here of 3 and of 2 characters; nothing without one",
     probe=answers,
     inputs=(["7+5", "so</think>$18", "7</think>12345</think>18"],),
     expected=[-1, 3, 2],
+    labels="no mark, one mark, two marks",
     bug=("text.rpartition(think_end)", "text.partition(think_end)"),
     symptom="Completions that close their thinking twice are wrong, though what follows the last mark is right.",
 )
@@ -246,10 +250,11 @@ REWARDS.write(
         "A pass rate of 9/10 may have been computed in float32. Without a threshold nothing is ever retired.",
         "At the threshold or above, with a margin that is smaller than any difference of shares.",
     ),
-    says="retired: at a pass rate of 0.9 or above, also if 0.9 was rounded; never a prompt that was not sampled",
+    says="at a pass rate of 0.9 or above, also if 0.9 was rounded; never a prompt that was not sampled",
     probe=retired,
     inputs=([0.5, 0.9, 0.89999998, 1.0], 0.9),
     expected=[0.0, 1.0, 1.0, 1.0, 0.0, 0.0],
+    labels="0.5, 0.9, 0.9 rounded, 1, not sampled, without a threshold",
     mistakes=(retired_strictly_above, retired_without_margin, retired_when_unknown, retired_from_below),
 )
 
@@ -277,10 +282,11 @@ REWARDS.bug(
         "What happens to a prompt that was solved once, by chance?",
         "Ours is the share of correct completions among the latest G.",
     ),
-    says="history: the latest pass rate counts, and an unknown one changes nothing",
+    says="the latest pass rate counts, and an unknown one changes nothing",
     probe=history,
     inputs=([1.0, 0.25, None],),
     expected=[0.25, 0.0],
+    labels="pass rate, whether in flight",
     bug=(
         "self.pass_rates[index] = float(pass_rate)",
         "self.pass_rates[index] = max(float(pass_rate), self.pass_rates.get(index, 0.0))",

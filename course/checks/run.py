@@ -54,10 +54,11 @@ RUN.write(
         "`version` is the number of steps that are done.",
         "A straight line that reaches --lr in step --warmup, then stays.",
     ),
-    says="warm-up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
+    says="1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
     probe=learning_rates,
     inputs=(1.0, 4, [0, 2, 3, 9]),
     expected=[0.25, 0.75, 1.0, 1.0],
+    labels="first step, third, fourth, tenth",
     mistakes=(warm_up_from_zero, warm_up_without_end, warm_up_decays),
 )
 
@@ -130,10 +131,11 @@ RUN.write(
         "Before the first step the clock does not run yet, but the first evaluation pauses it.",
         "Keep what it shows, stop it, yield, and start it again if it ran.",
     ),
-    says="clock: 3 s, then a pause of 10 s: 3 in the pause, 5 after 2 s more; a clock that did not run stays at 0",
+    says="3 s, then a pause of 10 s: 3 in the pause, 5 after 2 s more; a clock that did not run stays at 0",
     probe=seconds,
     inputs=(3.0, 10.0, 2.0),
     expected=[3.0, 5.0, 0.0, 0.0],
+    labels="in the pause, at the end, never started in the pause, at the end",
     mistakes=(pause_that_counts, pause_that_forgets, pause_for_ever, pause_that_starts),
 )
 
@@ -186,6 +188,7 @@ RUN.measure(
         "Mean of `kept` over the number of prompts, ten lines each.",
     ),
     says="the share of prompts with a gradient in the first ten steps of results/main_seed0.jsonl, and the last ten",
+    labels="first ten, last ten",
     atol=2e-3,
 )
 
@@ -256,5 +259,6 @@ RUN.measure(
     says="the logs of six steps, with your functions and with the originals, differ by less than 1e-4",
     probe=largest_difference,
     expected=[0.0, 0.0],
+    labels="expected by you, found in the logs",
     atol=1e-4,
 )

@@ -4,14 +4,13 @@ Test: pytest tests/test_exercises.py
 """
 
 import argparse
-import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 from course import checker
@@ -19,9 +18,8 @@ from course.checks.catalogue import CHAPTERS, EXERCISES
 
 ROOT = checker.ROOT
 HIDDEN = ROOT / checker.HIDDEN
-COPIED = ("*.py", "*.toml", "LICENSE", *checker.FOLDERS, "course/**/*.py", "base/**/*", "results/*")
+COPIED = (*checker.MODULES, "*.toml", "LICENSE", "course/**/*.py", "base/**/*", "results/*")
 COPIED += "docs/running.md", "docs/virtual.md"  # what the columns of a log are, and virtual time
-DONE = "solved", "original"
 
 
 # --- A student's folder ----------------------------------------------------------------------------------------------
@@ -43,7 +41,7 @@ def start(folder):
     shutil.copyfile(ROOT / "exercises.md", folder / "README.md")
     (folder / "course" / "checks" / checker.ANSWERS).unlink()
     for file in checker.FILES:
-        (folder / file).write_bytes(checker.left(file, ROOT).encode())
+        (folder / file).write_text(checker.left(file, ROOT), encoding="utf-8", newline="\n")
     return f"{len(EXERCISES)} exercises in {folder}; continue there with: python exercises.py next"
 
 
@@ -58,52 +56,55 @@ def find(name):
 # --- How far one is --------------------------------------------------------------------------------------------------
 
 
-def problems(exercise):
-    """What the check finds wrong, as lines of text; [] if nothing is.
-
-    Cached under a hash of all files that the check imports; a measurement may read every log and run every function.
-    """
-    files = [ROOT / file for file in checker.imports_of(exercise.file, ROOT)]
-    files += [checker.original_file(exercise.file, ROOT), *sorted(ROOT.glob("course/**/*.py"))]
-    if exercise.kind == "measure":
-        files += [ROOT / file for file in checker.FILES] + sorted(ROOT.glob("*/*/log.jsonl"))
-    key = hashlib.sha256(b"\0".join(path.read_bytes() for path in files if path.exists())).hexdigest()
-    path = HIDDEN / "checked.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if known.get(exercise.name, [""])[0] != key:
-        known[exercise.name] = key, checker.check(exercise, ROOT)
-        path.write_text(json.dumps(known), encoding="utf-8")
-    return known[exercise.name][1]
-
-
-def state(exercise):
-    """ "solved", "original" (`solve` put it there), "started", or "" if it is as `start` left it."""
-    try:
-        student = checker.source_of(ROOT / exercise.file)
-        original = checker.original_of(exercise, ROOT)
-        if not checker.touched(exercise, student, original):
-            return ""
-        given = student.shape(exercise.target) == original.shape(exercise.target)
-        if given and [*HIDDEN.glob(f"kept/{exercise.name}-[0-9]*.py")]:
-            return "original"
-    except checker.Broken:
-        return "started"
-    return "started" if problems(exercise) else "solved"
-
-
-def number_done():
-    """How many exercises are done, and of how many."""
-    return f"{sum(state(x) in DONE for x in EXERCISES)} of {len(EXERCISES)}"
+def done(exercises):
+    """Those of the exercises that were begun and whose check finds nothing wrong."""
+    tried = [x for x in exercises if checker.begun(x, ROOT)]
+    return [x for x, problems in zip(tried, checker.checked(tried, ROOT)) if not problems]
 
 
 def listed():
     """All exercises by chapter, each with its state, and how many are done."""
+    solved = done(EXERCISES)
     lines = []
     for chapter, exercises in CHAPTERS.items():
         lines.append(chapter)
         for x in exercises:
-            lines.append(f"  {state(x) or '-':9} {x.name:15} {x.kind:8} {x.minutes:3} min  {x.paper:19} {x.where}")
-    return "\n".join([*lines, f"{number_done()} done"])
+            state = "-" if not checker.begun(x, ROOT) else "started" if x not in solved else "solved"
+            if state == "solved" and is_given(x):
+                state = "original"
+            lines.append(f"  {state:9} {x.name:15} {x.kind:8} {x.minutes:3} min  {x.paper:19} {x.where}")
+    return "\n".join([*lines, f"{len(solved)} of {len(EXERCISES)} done"])
+
+
+def is_given(exercise):
+    """Whether `solve` put the definition there."""
+    texts = [checker.text_of(path) for path in (ROOT / exercise.file, checker.original_file(exercise.file, ROOT))]
+    mine, original = (checker.split(text, exercise)[1] for text in texts)
+    return mine == original and any(HIDDEN.glob(f"kept/{exercise.name}-[0-9]*.py"))
+
+
+def upcoming(exercises):
+    """The first of the exercises that is not done, and what its check finds if it was begun; None, [] if all are."""
+    tried = [*takewhile(lambda exercise: checker.begun(exercise, ROOT), exercises)]
+    for exercise, problems in zip(tried, checker.checked(tried, ROOT)):
+        if problems:
+            return exercise, problems
+    return next(iter(exercises[len(tried) :]), None), []
+
+
+def following(name=""):
+    """Describe the first exercise that is not done, of the chapter with this number or of all, or the exercise `name`;
+    and say what its check finds if it was begun.
+    """
+    chapter = next((exercises for title, exercises in CHAPTERS.items() if title.startswith(f"{name}.")), None)
+    asked = [find(name)] if name and not chapter else chapter or EXERCISES
+    exercise, problems = upcoming(asked)
+    if exercise:
+        return "\n\n".join([described(exercise), *problems])
+    if not name:
+        return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
+    then, _ = upcoming(chapter or next(exercises for exercises in CHAPTERS.values() if asked[0] in exercises))
+    return f"{name}: solved. Next: {then.name if then else 'the chapter is done; python exercises.py next goes on'}"
 
 
 def described(exercise):
@@ -111,7 +112,8 @@ def described(exercise):
     target = exercise.target
     line = 1
     with suppress(checker.Broken):
-        line += checker.source_of(ROOT / exercise.file).span(target)[0]
+        before, *_ = checker.split(checker.text_of(ROOT / exercise.file), exercise)
+        line += before.count("\n")
     task = {
         "write": f"Write the body of {target}; its docstring says what it returns.",
         "bug": f"One line of {target} is wrong. What was noticed: {exercise.symptom}",
@@ -126,32 +128,6 @@ def described(exercise):
     )
 
 
-def upcoming(exercises):
-    """The first of these exercises that is not done; None if all are."""
-    return next((x for x in exercises if state(x) not in DONE), None)
-
-
-def following(name=""):
-    """Describe the first exercise that is not done, of the chapter with this number or of all, or the exercise `name`;
-    and say what its check finds if it was begun.
-    """
-    chapter = next((exercises for title, exercises in CHAPTERS.items() if title.startswith(f"{name}.")), EXERCISES)
-    if name and chapter is EXERCISES:
-        exercise = find(name)
-        chapter = next(exercises for exercises in CHAPTERS.values() if exercise in exercises)
-        if state(exercise) in DONE:
-            then = upcoming(chapter) or upcoming(EXERCISES)
-            return f"{name}: solved ({number_done()}). Next: {then.name if then else 'nothing, all are done'}"
-    else:
-        exercise = upcoming(chapter)
-    if not exercise and chapter is not EXERCISES and upcoming(EXERCISES):
-        return f"Chapter {name} is done ({number_done()}). Next: {upcoming(EXERCISES).name}"
-    if not exercise:
-        return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
-    found = problems(exercise) if state(exercise) else []
-    return "\n\n".join([f"{described(exercise)}\n  Done:  {number_done()}", *found])
-
-
 def solve(exercise):
     """Put the original definition back; a copy of the student's file is kept.
 
@@ -164,14 +140,14 @@ def solve(exercise):
         kept = HIDDEN / "kept"
         kept.mkdir(exist_ok=True)
         copy = kept / f"{exercise.name}-{len([*kept.iterdir()]) + 1}.py"
-        copy.write_bytes(path.read_bytes())
+        shutil.copyfile(path, copy)
         said += f"; your {exercise.file} is kept in {copy.relative_to(ROOT)}"
     try:
         text = checker.restored(checker.text_of(path), original, exercise)
     except checker.Broken as error:  # the file is missing or cannot be parsed
         text = checker.restored(checker.left(exercise.file, ROOT), original, exercise)
         said = f"{error}\nSo everything else in {exercise.file} was put back as start left it. {said}"
-    path.write_bytes(text.encode())
+    path.write_text(text, encoding="utf-8", newline="\n")
     return said
 
 
@@ -183,7 +159,7 @@ def train(flags):
     if Path.cwd() != ROOT:  # where a relative path in the flags would be looked for
         sys.exit(f"train in your folder of the course: cd {ROOT}")
     code = [x for x in EXERCISES if x.kind in ("write", "bug")]
-    yours = [x.name for x in code if state(x) in DONE]
+    yours = [x.name for x in done(code)]
     checker.assemble(ROOT, HIDDEN / "run", yours)
     others = [x.name for x in code if x.name not in yours]
     print(f"yours: {', '.join(yours) or 'none'}\nthe original's: {', '.join(others) or 'none'}", flush=True)
@@ -195,11 +171,13 @@ def train(flags):
 
 def pack():
     """Write the hand-in: the files that the student changed or added."""
-    changed = [file for file in checker.modules_of(ROOT) if (ROOT / file).read_bytes() != checker.begun(file, ROOT)]
+    changed = [file for file in checker.modules_of(ROOT) if checker.is_changed(file, ROOT)]
     with zipfile.ZipFile(ROOT / "handin.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for file in changed:
             archive.write(ROOT / file, file)
-    return f"handin.zip holds {', '.join(changed) or 'nothing changed'}: {number_done()} done"
+    return (
+        f"handin.zip holds {', '.join(changed) or 'nothing changed'}: {len(done(EXERCISES))} of {len(EXERCISES)} done"
+    )
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
@@ -208,7 +186,9 @@ def pack():
 def main():
     parser = argparse.ArgumentParser(prog="exercises.py", description="The course; exercises.md explains it.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("start", help="a student's folder").add_argument("folder", type=checker.place)
+    commands.add_parser("start", help="a student's folder").add_argument(
+        "folder", type=lambda text: Path(text).expanduser().resolve()
+    )
     more = commands.add_parser("next", help="what to do and why")
     more.add_argument("name", nargs="?", help="an exercise, or a chapter by its number, instead of all")
     commands.add_parser("list", help="all exercises, and how far you are")

@@ -1,15 +1,10 @@
-"""A solved file as a module, and what its definitions return as numbers: the part of a check beside the student's code.
-
-A solved file is imported as any module is: all its statements run, and what it defines is called. Only the definitions
-of the file's other exercises are the original's, so that exercises can be solved in any order.
+"""A student's file as a module, and what its definitions return as numbers.
 
 It imports nothing of the project. Test: pytest tests/test_exercises.py
 """
 
-import ast
 import copy
 import functools
-import importlib
 import inspect
 import os
 import sys
@@ -19,71 +14,18 @@ from numbers import Real
 import torch
 
 HEAD, DIMS = 6, 4  # a vector starts with 6 numbers: kind of dtype, number of dimensions, 4 sizes (-1: none)
-SIMPLE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.AugAssign)
-IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 # --- The module ------------------------------------------------------------------------------------------------------
 
 
-def names_in(node):
-    """The names that a statement binds, also within `if`, `try` and loops; of a class or function its own name only."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return {node.name}
-    if isinstance(node, IMPORTS):
-        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
-    children = (child for child in ast.iter_child_nodes(node) if isinstance(child, (ast.stmt, ast.ExceptHandler)))
-    return set().union(*map(names_in, children))
-
-
-def merged(student, original, others, target):
-    """The syntax tree of the student's file, in which the definitions of other exercises are the original's.
-
-    student, original  texts of the file
-    others             names of definitions ("cispo", "Curriculum.update_history") that the original provides
-    target             the student's own definition
-    Names that the original's definitions may use and the student's file binds nowhere are the original's as well.
-    Raises SyntaxError.
-    """
-    tree, whole = ast.parse(student), ast.parse(original)
-    known = set().union(*map(names_in, tree.body)) | {target.partition(".")[0]}
-    lacking = [node for node in whole.body if (names := names_in(node)) and not names & known]
-    first = 0  # behind the docstring and the imports at the top
-    while first < len(tree.body) and isinstance(tree.body[first], (ast.Expr, *IMPORTS)):
-        first += 1
-    tree.body[first:first] = lacking
-    for name in others:
-        replace(tree.body, whole.body, name)
-    return tree
-
-
-def replace(body, original, name):
-    """Put the original's statements that define `name` in the place of one's own, or at the end, if there are none."""
-    outer, _, method = name.partition(".")
-    theirs = [node for node in original if outer in names_in(node)]
-    own = [node for node in body if isinstance(node, SIMPLE) and outer in names_in(node)]
-    if method:
-        if own and isinstance(own[-1], ast.ClassDef):
-            replace(own[-1].body, theirs[-1].body, method)
-        return
-    place = body.index(own[0]) if own else len(body)
-    body[place:place] = theirs
-    for node in own:
-        body.remove(node)
-
-
-def imported(name, path, tree):
-    """The module called `name` of a syntax tree, run as the file at `path`. Raises whatever its statements raise."""
+def imported(name, path, text):
+    """The module called `name`, run from its text as the file at `path`. Raises whatever its statements raise."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # torch.compile returns the function itself: a check needs no compiler
     module = types.ModuleType(name)
-    module.__file__ = path
-    if outer := name.rpartition(".")[0]:
-        importlib.import_module(outer)
+    module.__file__ = str(path)
     sys.modules[name] = module
-    exec(compile(tree, path, "exec"), vars(module))
+    exec(compile(text, path, "exec"), vars(module))
     return module
 
 

@@ -1,11 +1,9 @@
 """Claims about the course: every exercise can be solved, fails while unsolved, and names every known mistake."""
 
-import ast
 import re
 import shutil
 import subprocess
 import sys
-import textwrap
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -21,31 +19,22 @@ from course import checker, commands, timeline
 from course.checks import answers, losses
 from course.checks.catalogue import CHAPTERS, EXERCISES
 from course.checks.claims import encode, numbers
+from course.submission import definition
 
 ROOT = checker.ROOT
-CODE = [exercise for exercise in EXERCISES if exercise.name != "six-steps"]  # it trains
-BY_NAME = pytest.mark.parametrize("exercise", CODE, ids=lambda exercise: exercise.name)
-CLAIMS = [(exercise, claim) for exercise in EXERCISES for claim in exercise.claims]
-MISTAKES = [(exercise, claim, mistake) for exercise, claim in CLAIMS for mistake in claim.mistakes]
 
 
 def whole(exercise):
-    return checker.original_file(exercise.file).read_text()
+    return checker.text_of(checker.original_file(exercise.file))
 
 
-def vectors(exercise, text):
-    """The vectors of a file with this text."""
-    return checker.vectors(exercise, checker.parsed(text, ROOT / exercise.file), checker.original_of(exercise))
-
-
-def problems(exercise, text):
-    """What the check says of a file with this text."""
-    return checker.judged(exercise, vectors(exercise, text), checker.expected(exercise))
+def solution(exercise):
+    return definition(checker.original_module(exercise.file, ROOT), exercise.target)
 
 
 @pytest.fixture(autouse=True)
 def own_run(monkeypatch, tmp_path):
-    """A folder with results/ and, in runs/own and stale/, logs that stand for a student's own."""
+    """A folder with results/ and, in runs/own, stale/ and race/, logs that stand for a student's own."""
     monkeypatch.chdir(tmp_path)
     for name in ("results", "runs/own"):
         (tmp_path / name).mkdir(parents=True)
@@ -66,54 +55,45 @@ def own_run(monkeypatch, tmp_path):
 # --- Every exercise --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_a_solution_is_accepted_and_what_is_left_what_raises_and_every_known_mistake_is_told(exercise):
+    left = checker.left(exercise.file)
+    found = checker.problems(exercise, left)
+    assert found and all(line.startswith(f"{exercise.name}: ") for line in found)
+    raising = f"\n\ndef raising(*_, **__):\n    raise ArithmeticError\n\n\n{exercise.target} = raising\n"
+    assert checker.problems(exercise, whole(exercise) + raising)
+    if exercise.name != "six-steps":  # which trains
+        solved = checker.restored(left, whole(exercise), exercise)  # all others in the file are unsolved
+        assert checker.problems(exercise, solved) == []
+    for claim in exercise.claims:
+        right = claim.right(solution(exercise)) if claim.mistakes else ()
+        for mistake in claim.mistakes:
+            assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith((".", "?"))
+            wrong = claim.vector(mistake)
+            sure = {claim.named(mistake), claim.named(mistake, sure=all(x == x for x in wrong))}
+            lines = claim.problem(wrong, right).splitlines()[3:]
+            assert len(lines) == 1 and lines[0].strip() in sure, mistake.__name__
+
+
 def test_the_course_has_what_it_promises():
-    assert len({exercise.name for exercise in EXERCISES}) == len(EXERCISES)
-    assert len({mistake.__name__ for *_, mistake in MISTAKES}) >= 141
+    assert len({exercise.name for exercise in EXERCISES}) == len(EXERCISES) == 50
+    mistakes = {mistake.__name__ for exercise in EXERCISES for claim in exercise.claims for mistake in claim.mistakes}
+    assert len(mistakes) >= 142
     for exercise in EXERCISES:
         assert exercise.kind != "write" or sum(len(claim.mistakes) for claim in exercise.claims) >= 3, exercise.name
         assert len(exercise.hints) == 3 and bool(exercise.bug) == bool(exercise.symptom) == (exercise.kind == "bug")
 
 
-@BY_NAME
-def test_an_exercise_fails_as_it_is_left_and_passes_solved_while_all_others_in_its_file_are_unsolved(exercise):
-    text = checker.left(exercise.file)
-    found = problems(exercise, text)
-    assert found and all(text.startswith(f"{exercise.name}: ") for text in found)
-    assert problems(exercise, checker.restored(text, whole(exercise), exercise)) == []
-
-
-@pytest.mark.parametrize("exercise, claim, mistake", MISTAKES, ids=[f"{x.name}-{m.__name__}" for x, c, m in MISTAKES])
-def test_a_wrong_answer_is_recognised_as_itself_and_no_other(exercise, claim, mistake):
-    assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith((".", "?"))
-    right = checker.expected(exercise)[exercise.claims.index(claim)] or encode(claim.expected)
-    wrong = claim.vector(mistake)
-    said = claim.problem(wrong, right).splitlines()[3:]
-    has_nan = any(x != x for x in wrong)
-    assert said == [f"  {claim.named(mistake)}"] or has_nan and said == [f"  {claim.named(mistake, sure=False)}"]
-
-
-ANSWERS = re.findall(
+BODIES = re.findall(
     r"=== (right|wrong) ([\w-]+): (.*)\n((?:(?!===).*\n)*)", (ROOT / "tests/data/course_answers.txt").read_text()
 )
 
 
-def with_body(text, name, body):
-    """The text with this body of an exercise's function."""
-    exercise = commands.find(name)
-    source = checker.parsed(text, exercise.file)
-    node = source.node(exercise.target)
-    first = node.body[0].end_lineno if ast.get_docstring(node) else node.body[0].lineno - 1
-    inside = textwrap.indent(body.rstrip("\n") + "\n", " " * (node.col_offset + 4))
-    return "".join([*source.lines[:first], inside, *source.lines[node.end_lineno :]])
-
-
-@pytest.mark.parametrize(
-    "kind, name, how, body", ANSWERS, ids=[f"{n}-{how.replace(' ', '-')}" for _, n, how, _ in ANSWERS]
-)
+@pytest.mark.parametrize("kind, name, how, body", BODIES, ids=[f"{n}-{how}" for _, n, how, _ in BODIES])
 def test_other_right_answers_are_accepted_and_near_misses_rejected(kind, name, how, body):
     exercise = commands.find(name)
-    said = problems(exercise, with_body(checker.left(exercise.file), exercise.name, body))
-    assert bool(said) == (kind == "wrong"), said
+    found = checker.problems(exercise, checker.with_body(checker.left(exercise.file), exercise, body))
+    assert bool(found) == (kind == "wrong"), found
 
 
 def test_the_predicted_numbers_are_those_that_the_project_computes():
@@ -134,7 +114,7 @@ def test_the_predicted_numbers_are_those_that_the_project_computes():
 
 @pytest.mark.parametrize("exercise", [x for x in EXERCISES if x.kind == "predict"], ids=lambda exercise: exercise.name)
 def test_a_wrong_prediction_is_told_no_number_of_the_right_one(exercise):
-    function = checker.solution(exercise)
+    function = solution(exercise)
     [claim] = exercise.claims
     right = {f"{x:g}" for x in np.atleast_1d(np.array(numbers(function)))}
     sentences = [claim.says, *(mistake.__doc__ for mistake in claim.mistakes)]
@@ -176,7 +156,8 @@ def student(started, monkeypatch):
     """The started folder, with every file as `start` left it; the commands run in it."""
     monkeypatch.setattr(commands, "ROOT", started)
     monkeypatch.setattr(commands, "HIDDEN", started / checker.HIDDEN)
-    (started / checker.HIDDEN / "checked.json").unlink(missing_ok=True)
+    shutil.rmtree(started / checker.HIDDEN / "kept", ignore_errors=True)
+    (started / "helped.py").unlink(missing_ok=True)
     for file in checker.FILES:
         (started / file).write_text(checker.left(file))
     return started
@@ -184,12 +165,14 @@ def student(started, monkeypatch):
 
 def write(folder, name, body):
     """Replace the body of an exercise's function in a student's folder."""
-    path = folder / commands.find(name).file
-    path.write_text(with_body(path.read_text(), name, body))
+    exercise = commands.find(name)
+    path = folder / exercise.file
+    path.write_text(checker.with_body(path.read_text(), exercise, f"{body}\n"))
 
 
-def said(folder, name):
-    return "\n".join(checker.check(commands.find(name), folder))
+def said(folder, *names):
+    """What the checks of these exercises say, one text for each."""
+    return ["\n".join(found) for found in checker.checked(map(commands.find, names), folder)]
 
 
 def command(capsys, monkeypatch, *argv):
@@ -208,23 +191,25 @@ def test_start_copies_the_project_without_solutions_and_never_twice(student, tmp
         commands.start(tmp_path / "another")
 
 
-CANNOT_RUN = {  # the body of importance_ratio -> what the check says
-    'raise NotImplementedError("ratio is not written yet")': r"ratio: not written yet \(loss.py, line \d+\)",
-    "while True: pass": "ratio: stopped after 0.5 s; likely cause: an endless loop",
-    "raise SystemExit(0)": r"ratio: .*\n  expected \[.*\n  yours    raised SystemExit: 0 \(loss.py, line \d+\)\n"
-    r"  at       importance_ratio\(\[\[.*",
-    "return None": r"(?s)ratio: .*not what the docstring says: .*\n  at  .*, which returned a NoneType",
-    "return logprobs[": r"ratio: loss.py is not Python: SyntaxError: '\[' was never closed \(loss.py, line \d+\)",
-    "from course.checks import losses": "(?s)ratio: .*course.checks belongs to the course, of which nothing can .*",
+STUB = 'raise NotImplementedError("ratio is not written yet")'
+CANNOT_RUN = {  # what stands in place of it, in importance_ratio -> what the check says
+    STUB: r"not written yet \(loss.py, line \d+\)",
+    "while True: pass": "stopped after 0.5 s; likely cause: an endless loop",
+    "__import__('os')._exit(3)": r"the process ended \(3\)",
+    "raise SystemExit(0)": r".*\n  .*\n  yours    SystemExit: 0 \(loss.py, line \d+\)\n  at  .*ratio\(\[\[.*",
+    "return None": r".*\n.*\n  yours .* not what the docstring says: .*\n  at  .*, which returned a NoneType",
+    "return logprobs[": r"loss.py is not Python: SyntaxError: '\[' was never closed \(loss.py, line \d+\)",
+    "pass\n\n\nimport nothing_such": r"loss.py cannot be imported: ModuleNotFoundError: .* \(loss.py, line \d+\)",
 }
 
 
 @pytest.mark.parametrize("body", CANNOT_RUN)
-def test_a_check_is_one_clear_line_for_what_cannot_run(body, student, monkeypatch):
-    if "stopped" in CANNOT_RUN[body]:
-        monkeypatch.setattr(checker, "SECONDS", 0.5)
-    write(student, "ratio", body)
-    assert re.fullmatch(CANNOT_RUN[body], said(student, "ratio"))
+def test_a_check_is_one_clear_text_for_what_cannot_run_and_the_next_check_runs(body, student, monkeypatch):
+    monkeypatch.setattr(checker, "SECONDS", 0.5)
+    path = student / "loss.py"
+    path.write_text(path.read_text().replace(STUB, body))
+    ratio, crossing = said(student, "ratio", "crossing")
+    assert re.fullmatch(f"ratio: {CANNOT_RUN[body]}", ratio) and crossing.startswith("crossing: not written yet")
 
 
 SPOILT = {
@@ -238,7 +223,8 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(line, student):
     path = student / "loss.py"
     mine = SPOILT[line](path.read_text())
     path.write_text(mine) if mine else path.unlink()
-    assert re.match(f"ratio: {line}", said(student, "ratio")) and "\n" not in said(student, "ratio")
+    [problem] = said(student, "ratio")
+    assert re.match(f"ratio: {line}", problem) and "\n" not in problem
     assert re.search(f"ratio: {line}", commands.following("ratio")) and "0 of" in commands.listed()
     solved = commands.solve(commands.find("ratio"))
     assert re.match(line, solved) and "everything else in loss.py was put back" in solved
@@ -249,25 +235,28 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(line, student):
 
 def test_a_wrong_prediction_shows_the_own_number_and_the_mistake_but_not_the_answer(student):
     write(student, "staleness-bound", "return 9, 9")
-    found = said(student, "staleness-bound")
-    assert "  yours    pipeline: 9, ppo: 9" in found and "expected" not in found
-    write(student, "staleness-bound", "return 8, 7")
-    assert said(student, "staleness-bound") == ""
+    [problem] = said(student, "staleness-bound")
+    assert "  yours    pipeline: 9, ppo: 9" in problem and "expected" not in problem
+    assert "This is what you get when you count the batches" in problem
 
 
 def test_a_mistake_is_named_and_the_students_own_helpers_count(student):
-    write(student, "ratio", "return inverse(logprobs, gen_logprobs, mask).exp()")
+    write(student, "ratio", "from helped import one\n\nreturn inverse(logprobs, gen_logprobs, mask).exp() * one")
+    (student / "helped.py").write_text("one = 1\n")
     path = student / "loss.py"
     path.write_text(path.read_text() + "\n\nSIGN = -1\n\n\ndef inverse(*x):\n    return _log_ratio(*x) * SIGN\n")
-    assert "This is what you get when you divide pi_gen by pi_train" in said(student, "ratio")
+    [problem] = said(student, "ratio")
+    assert "This is what you get when you divide pi_gen by pi_train" in problem
     path.write_text(path.read_text().replace("SIGN = -1", "SIGN = 1"))
-    assert said(student, "ratio") == ""
+    assert said(student, "ratio") == [""]
 
 
 def test_of_a_bug_only_the_symptom_is_told_until_something_was_tried(student):
-    assert "expected" in said(student, "zero-variance") and "This is what" not in said(student, "zero-variance")
+    [problem] = said(student, "zero-variance")
+    assert "expected" in problem and "This is what" not in problem
     write(student, "zero-variance", "return (rewards > 0).any(-1)")
-    assert "This is what you get when you keep every prompt" in said(student, "zero-variance")
+    [problem] = said(student, "zero-variance")
+    assert "This is what you get when you keep every prompt" in problem
 
 
 def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_what_was_written(
@@ -283,12 +272,12 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
     kept = [student / line.split(" ")[-1] for line in prints("solve", "sigmoid", "sigmoid").splitlines()]
     assert kept[0].read_text() == mine != kept[1].read_text()
     write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
-    assert prints("next", "baseline") == f"baseline: solved (2 of {len(EXERCISES)}). Next: advantages\n"
-    assert f"Done:  2 of {len(EXERCISES)}" in prints("next") and prints("next", "3").startswith("advantages (")
-    assert "\n  solved    baseline" in (listed := prints("list")) and "\n  original  sigmoid" in listed
+    assert prints("next", "baseline") == "baseline: solved. Next: advantages\n"
+    assert prints("next").startswith("efficiency (") and prints("next", "3").startswith("advantages (")
+    assert (listed := prints("list")).endswith(f"2 of {len(EXERCISES)} done\n")
+    assert "\n  solved    baseline" in listed and "\n  original  sigmoid" in listed
     (student / "loss.py").write_text(whole(commands.find("baseline")))  # right answers that equal the originals
-    assert "\n  solved    baseline" in prints("list")
-    assert listed.endswith(f"2 of {len(EXERCISES)} done\n")
+    assert "\n  solved    baseline" in prints("list") and prints("next", "2").startswith("weights (")
     with pytest.raises(SystemExit, match="no exercise or chapter is called 9"):
         prints("next", "9")
     with pytest.raises(SystemExit, match=f"cd {student}"):
@@ -298,7 +287,8 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
 def test_what_trains_is_the_students_solved_functions_and_the_originals(student, tmp_path, monkeypatch):
     write(student, "baseline", "return rewards - rewards.mean(-1)[:, None]  # mine")
     write(student, "ratio", "return 1  # wrong")
-    names = {x for x in ("baseline", "ratio", "clip") if not said(student, x)}
+    names = [x.name for x in commands.done(EXERCISES)]
+    assert names == ["baseline"]
     checker.assemble(student, tmp_path / "train", names)
     text = (tmp_path / "train" / "loss.py").read_text()
     assert "# mine" in text and "# wrong" not in text and "NotImplementedError" not in text
@@ -306,10 +296,10 @@ def test_what_trains_is_the_students_solved_functions_and_the_originals(student,
 
 
 @pytest.mark.processes
-def test_a_student_who_has_solved_all_has_the_project_again_and_trains_with_it(student):
+def test_a_student_who_has_solved_all_has_the_project_again_and_trains_with_it(student, tmp_path):
+    shutil.copytree(tmp_path, student, dirs_exist_ok=True)  # with the logs of measurements
     for exercise in EXERCISES:
         commands.solve(exercise)
-    assert f"{len(EXERCISES)} of {len(EXERCISES)} done" in commands.listed()
     assert "All exercises are done" in commands.following()
     for exercise in EXERCISES:
         assert (student / exercise.file).read_bytes() == checker.original_file(exercise.file).read_bytes()
@@ -320,9 +310,10 @@ def test_a_student_who_has_solved_all_has_the_project_again_and_trains_with_it(s
 def test_a_hand_in_holds_changed_files_answers_and_the_commit(student, capsys, monkeypatch):
     write(student, "baseline", "return 1")
     write(student, "staleness-bound", "return 8, 7")
-    assert "holds answers.py, loss.py: 1 of" in command(capsys, monkeypatch, "pack")
+    (student / "helped.py").write_text("one = 1\n")
+    assert "holds answers.py, helped.py, loss.py: 1 of" in command(capsys, monkeypatch, "pack")
     with zipfile.ZipFile(student / "handin.zip") as archive:
-        assert sorted(archive.namelist()) == ["answers.py", "loss.py"]
+        assert sorted(archive.namelist()) == ["answers.py", "helped.py", "loss.py"]
 
 
 PAGE = (ROOT / "exercises.md").read_text()

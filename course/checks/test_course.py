@@ -9,6 +9,6 @@ from course.checks.catalogue import EXERCISES
 @pytest.mark.parametrize("name", [x.name for x in EXERCISES] if (checker.ROOT / checker.HIDDEN).exists() else [])
 def test_exercise(name):
     __tracebackhide__ = True
-    [exercise] = [x for x in EXERCISES if x.name == name]
-    if problems := checker.check(exercise):
+    [problems] = checker.checked([x for x in EXERCISES if x.name == name])
+    if problems:
         pytest.fail("\n\n".join(problems), pytrace=False)

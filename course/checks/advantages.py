@@ -1,0 +1,253 @@
+"""Chapter 3: advantages and filters (Eq. 5, Sec. 3.2). Claims, wrong answers, exercises.
+
+Arguments as in loss.py: rewards, advantages (P, G). Test: pytest tests/test_exercises.py
+"""
+
+import math
+from types import SimpleNamespace
+
+import torch
+
+from course.checks.claims import Chapter
+
+ADVANTAGES = Chapter()
+
+
+# --- baseline --------------------------------------------------------------------------------------------------------
+
+
+def baseline_of_the_batch(rewards):
+    """subtract the mean reward of the batch: completions of hard prompts are blamed for their prompt."""
+    return rewards - rewards.mean()
+
+
+def baseline_leave_one_out(rewards):
+    """subtract the mean of the other completions (leave one out): the advantages are G / (G - 1) times as large."""
+    others = (rewards.sum(-1, keepdim=True) - rewards) / (rewards.shape[-1] - 1)
+    return rewards - others
+
+
+def baseline_subtracts_the_rewards(rewards):
+    """subtract the reward from the mean: good answers are punished."""
+    return rewards.mean(-1, keepdim=True) - rewards
+
+
+def baseline_over_the_wrong_axis(rewards):
+    """average over the prompts instead of over the completions of a prompt."""
+    return rewards - rewards.mean(0, keepdim=True)
+
+
+def of_rewards(function, rewards):
+    return function(rewards)
+
+
+# Means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2.
+ADVANTAGES.write(
+    name="baseline",
+    where="loss.py:group_advantages",
+    paper="Sec. 2",
+    minutes=5,
+    teaches="A completion is compared with the other completions of its own prompt.",
+    hints=(
+        "Sec. 2; A_i at the top of loss.py.",
+        "Rewards are (P, G): one row per prompt.",
+        "Subtract from every reward the mean of its row, the reward itself included.",
+    ),
+    says="rewards minus the mean of their own prompt",
+    probe=of_rewards,
+    inputs=(torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]]),),
+    expected=[[1.0, -1.0, 1.0, -1.0], [1.5, -0.5, -0.5, -0.5]],
+    mistakes=(
+        baseline_of_the_batch,
+        baseline_leave_one_out,
+        baseline_subtracts_the_rewards,
+        baseline_over_the_wrong_axis,
+    ),
+)
+
+
+# --- advantages ------------------------------------------------------------------------------------------------------
+
+
+def _spread(advantages, how, **std):
+    return advantages.std(-1, keepdim=True, **std) if how == "prompt" else advantages.std(**std)
+
+
+def normalise_sample_std(advantages, how):
+    """divide by the sample std (ddof 1, the default of torch.std) instead of the population std."""
+    return advantages if how == "none" else advantages / (_spread(advantages, how) + 1e-6)
+
+
+def normalise_without_epsilon(advantages, how):
+    """leave out the 1e-6: a prompt with equal rewards becomes 0 / 0, which is nan."""
+    return advantages if how == "none" else advantages / _spread(advantages, how, correction=0)
+
+
+def normalise_variance(advantages, how):
+    """divide by the variance instead of its square root, the std."""
+    return advantages if how == "none" else advantages / (_spread(advantages, how, correction=0) ** 2 + 1e-6)
+
+
+def normalise_batch_as_prompt(advantages, how):
+    """use each prompt's own std for batch normalisation too: hard and easy prompts weigh alike."""
+    return advantages if how == "none" else advantages / (_spread(advantages, "prompt", correction=0) + 1e-6)
+
+
+def normalise_by_the_largest(advantages, how):
+    """divide by the largest advantage instead of the std."""
+    largest = advantages.abs().amax(-1, keepdim=True) if how == "prompt" else advantages.abs().max()
+    return advantages if how == "none" else advantages / (largest + 1e-6)
+
+
+def normalised(normalise, advantages):
+    return torch.stack([normalise(advantages, how) for how in ("batch", "prompt", "none")])
+
+
+# batch: std sqrt((1 + 1 + 49 + 49 + 0 + 0) / 6) = sqrt(50 / 3); prompt: std 1, 7, 0; none: as they are.
+BATCH_STD = math.sqrt(50 / 3)
+
+
+ADVANTAGES.write(
+    name="advantages",
+    where="loss.py:normalise",
+    paper="Eq. 5, Sec. 3.2",
+    minutes=15,
+    teaches="Prompt, batch or no normalisation: who shares a std decides whether hard and easy prompts weigh alike.",
+    hints=(
+        "Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands above STD_EPS.",
+        "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
+        "Divide by a population std plus the module's epsilon; the std is of the row or of everything.",
+    ),
+    says="over the std of the batch, of each prompt, or not at all; equal rewards stay 0",
+    probe=normalised,
+    inputs=(torch.tensor([[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]]),),
+    expected=[
+        [[1 / BATCH_STD, -1 / BATCH_STD], [7 / BATCH_STD, -7 / BATCH_STD], [0.0, 0.0]],
+        [[1.0, -1.0], [1.0, -1.0], [0.0, 0.0]],
+        [[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]],
+    ],
+    labels="batch, prompt, none",
+    mistakes=(
+        normalise_sample_std,
+        normalise_without_epsilon,
+        normalise_variance,
+        normalise_batch_as_prompt,
+        normalise_by_the_largest,
+    ),
+)
+
+
+# --- zero-variance ---------------------------------------------------------------------------------------------------
+
+
+def filter_keeps_solved_prompts(rewards):
+    """keep every prompt with a correct answer, solved ones too: they have no gradient but enlarge the denominators."""
+    return (rewards > 0).any(-1)
+
+
+def filter_keeps_what_has_a_std(rewards):
+    """ask whether the std is above 0: rounding in the mean of equal rewards can leave a std just above 0."""
+    return rewards.std(-1) > 0
+
+
+def one_by_one(nonzero_variance, rewards):
+    """The filter (P,) bool, with each prompt given as a batch of its own."""
+    return torch.cat([nonzero_variance(rewards[prompt, None]) for prompt in range(len(rewards))])
+
+
+# In fp32 the mean of eight rewards of 0.7 is not 0.7, so that a std comes out above 0 though all rewards are equal.
+ADVANTAGES.bug(
+    name="zero-variance",
+    where="loss.py:nonzero_variance",
+    paper="Sec. 3.2",
+    minutes=10,
+    teaches="A std computed from a rounded mean cannot be compared with 0.",
+    hints=(
+        "Sec. 3.2, zero-variance filtering.",
+        "How is the mean of eight times 0.7 rounded in fp32?",
+        "Whether numbers are equal can be asked without computing anything.",
+    ),
+    says="only prompts whose rewards differ are kept, also where the mean is rounded",
+    probe=one_by_one,
+    inputs=(torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),),
+    expected=[False, True, False, False],
+    labels="eight times 0.7, seven times 0.7 and -1, eight times -1, eight times 0.5",
+    mistakes=(filter_keeps_solved_prompts, filter_keeps_what_has_a_std),
+    bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
+    symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up.",
+)
+
+
+# --- shaped-filter ---------------------------------------------------------------------------------------------------
+
+
+def filter_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
+    """filter by the shaped reward: two right answers of different length look unequal, so the prompt is kept."""
+    known = torch.tensor([all(rollout.value is not None for rollout in group) for group in groups])
+    return known & torch.tensor([len({rollout.reward for rollout in group}) > 1 for group in groups]), None
+
+
+def kept_prompts(compute_advantages, rewards):
+    """Of groups of rollouts, correct where the reward is above 0; the last prompt's verifier failed."""
+    groups = [[SimpleNamespace(reward=r, value=r > 0) for r in group] for group in rewards.tolist()]
+    for rollout in groups[-1]:
+        rollout.value = None
+    return compute_advantages(groups, zero_variance_filter=True, normalisation="none")[0]
+
+
+# Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
+ADVANTAGES.bug(
+    name="shaped-filter",
+    where="loss.py:compute_advantages",
+    paper="Sec. 3.2",
+    minutes=15,
+    teaches="Filters ask whether an answer was correct, never how it was rewarded.",
+    hints=(
+        "Sec. 3.2, and Eq. 9 in Sec. A.10, A.15.",
+        "With a length penalty two correct answers can have different rewards.",
+        "Follow the two tensors made from the rollouts to where the prompts are chosen.",
+    ),
+    says="it looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
+    probe=kept_prompts,
+    inputs=(torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]),),
+    expected=[False, True, False],
+    labels="both right, right and wrong, no verdict",
+    mistakes=(filter_by_the_shaped_reward,),
+    bug=("kept = graded & nonzero_variance(correct) if", "kept = graded & nonzero_variance(rewards) if"),
+    symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
+)
+
+
+# --- dropped ---------------------------------------------------------------------------------------------------------
+
+
+def dropped_all_right_only():
+    """count only prompts whose answers are all right: where all are wrong there is no gradient either."""
+    return 0.5**4, 0.9**16
+
+
+def dropped_pass_rate():
+    """take the pass rate itself for the share of prompts that are always solved."""
+    return 0.5, 0.9
+
+
+def dropped_is_kept():
+    """give the share that is kept instead of the share that is dropped."""
+    return 1 - 2 * 0.5**4, 1 - 0.9**16
+
+
+ADVANTAGES.predict(
+    name="dropped",
+    paper="Sec. 3.2",
+    minutes=5,
+    teaches="The better the policy, the fewer prompts of a batch teach anything.",
+    hints=(
+        "Sec. 3.2, zero-variance filtering and No-Positive-Resampling.",
+        "All wrong has no gradient either.",
+        "Independent answers, all of them right or all of them wrong.",
+    ),
+    says="the share of prompts without a gradient at pass rate 1/2 with 4 completions, and at 0.9 with 16",
+    mistakes=(dropped_all_right_only, dropped_pass_rate, dropped_is_kept),
+    labels="1/2 and 4, 0.9 and 16",
+    atol=1e-3,
+)

@@ -1,0 +1,229 @@
+"""Chapter 3: denominators and averages (Eq. 3, 8, Sec. 3.2, A.6). Claims, wrong answers, exercises.
+
+Arguments as in loss.py: objective, mask (B, T); lengths, prompt_index (B,). Test: pytest tests/test_exercises.py
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from course.checks.claims import Chapter, Claim
+from course.checks.losses import _fill
+
+AVERAGES = Chapter()
+
+
+# --- denominators ----------------------------------------------------------------------------------------------------
+
+
+def _counts(lengths, prompt_index):
+    """Right: the number of completions, prompts, tokens, and tokens per prompt."""
+    sums = [int(lengths[prompt_index == prompt].sum()) for prompt in range(int(prompt_index.max()) + 1)]
+    return int((lengths > 0).sum()), sum(tokens > 0 for tokens in sums), sum(sums), torch.tensor(sums)
+
+
+def denominators_with_filtered_prompts(lengths, prompt_index):
+    """count the filtered prompts too: the more prompts are filtered, the smaller the objective."""
+    completions, _, *tokens = _counts(lengths, prompt_index)
+    return completions, int(prompt_index.max()) + 1, *tokens
+
+
+def denominators_with_truncated_completions(lengths, prompt_index):
+    """count completions that carry no loss (truncated ones), so that truncation shrinks the objective."""
+    kept_prompts = set(prompt_index[lengths > 0].tolist())
+    completions = sum(prompt in kept_prompts for prompt in prompt_index.tolist())
+    return completions, *_counts(lengths, prompt_index)[1:]
+
+
+def denominators_of_completions_as_prompts(lengths, prompt_index):
+    """count completions where prompts are meant: every prompt's weight is too small."""
+    completions, _, *tokens = _counts(lengths, prompt_index)
+    return completions, completions, *tokens
+
+
+def denominators_of_kept_prompts_only(lengths, prompt_index):
+    """list only the kept prompts: every prompt after a dropped one moves to the wrong index."""
+    *counts, tokens_per_prompt = _counts(lengths, prompt_index)
+    return *counts, tokens_per_prompt[tokens_per_prompt > 0]
+
+
+def counted(count, lengths, prompt_index):
+    """The three counts, then the tokens of each prompt."""
+    completions, prompts, tokens, tokens_per_prompt, *_ = count(lengths, prompt_index)
+    return [completions, prompts, tokens, *tokens_per_prompt]
+
+
+# Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and
+# 3 + 2 + 4 + 1 + 1 tokens.
+AVERAGES.write(
+    name="denominators",
+    where="loss.py:global_denominators",
+    paper="Sec. 3.2",
+    minutes=15,
+    teaches="An average needs to know what it divides by before the first micro-batch is there.",
+    hints=(
+        "Sec. 3.2; A.6 on the effective batch.",
+        "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
+        "Add the lengths up at each prompt's index, then count what is above 0.",
+    ),
+    says="completions, prompts, tokens that carry a loss; then the tokens of each prompt",
+    probe=counted,
+    inputs=(torch.tensor([3, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])),
+    expected=[5, 3, 11, 5, 0, 4, 2],
+    labels="completions, prompts, tokens, of prompt 0, of prompt 1, of prompt 2, of prompt 3",
+    mistakes=(
+        denominators_with_filtered_prompts,
+        denominators_with_truncated_completions,
+        denominators_of_completions_as_prompts,
+        denominators_of_kept_prompts_only,
+    ),
+)
+
+
+# --- aggregate -------------------------------------------------------------------------------------------------------
+
+
+# Averages: (objective, mask, prompt_index, how, denominators) -> scalar
+def average_over_tokens(objective, mask, *_):
+    """average over all tokens at once, so long prompts weigh more (that is token averaging)."""
+    return _fill(objective, mask).sum() / mask.sum()
+
+
+def average_over_completions(objective, mask, *_):
+    """average each completion first, so that in a prompt short completions weigh more (that is sample averaging)."""
+    return (_fill(objective, mask).sum(-1) / mask.sum(-1)).mean()
+
+
+def average_with_injected_tokens_in_the_length(objective, mask, prompt_index, *_):
+    """divide by the whole length of the completions, the injected phrase included."""
+    return _prompt_average(objective, mask, prompt_index, _length_with_injected(mask))
+
+
+def average_divided_by_generations(objective, mask, prompt_index, *_):
+    """divide a prompt's sum by its number of completions instead of tokens, so that length is rewarded."""
+    return _prompt_average(objective, mask, prompt_index, torch.ones_like(prompt_index))
+
+
+def _share(objective, mask, prompt_index, denominators):
+    """Right: what a micro-batch adds to the prompt average of the whole batch."""
+    tokens = denominators.tokens_per_prompt[prompt_index]
+    return (_fill(objective, mask).sum(-1) / tokens).sum() / denominators.prompts
+
+
+def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
+    """take the prompt average whatever `how` says."""
+    return _share(objective, mask, prompt_index, denominators)
+
+
+def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
+    """mix up sample and token average."""
+    if how == "prompt":
+        return _share(objective, mask, prompt_index, denominators)
+    divisor = denominators.tokens if how == "sample" else denominators.completions * mask.sum(-1).clamp(min=1)
+    return (_fill(objective, mask).sum(-1) / divisor).sum()
+
+
+def aggregate_without_dummies(objective, mask, prompt_index, how, denominators):
+    """divide by the length of every completion: a dummy, which has none, gives 0 / 0 = nan and spoils the step."""
+    if how == "prompt":
+        return _share(objective, mask, prompt_index, denominators)
+    divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
+    return (_fill(objective, mask).sum(-1) / divisor).sum()
+
+
+def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
+    """take the denominators of each micro-batch and average the micro-batches, weighted by their completions."""
+    share = len(mask) / denominators.completions * mask.any()
+    lengths = mask.sum(-1).clamp(min=1)
+    if how == "prompt":
+        return share * _prompt_average(objective, mask, prompt_index, lengths)
+    sums = _fill(objective, mask).sum(-1)
+    return share * ((sums / lengths).mean() if how == "sample" else sums.sum() / lengths.sum())
+
+
+def _length_with_injected(mask):
+    """(B,): the position after the last sampled token, which is the length if injected tokens before it count."""
+    return (mask * torch.arange(1, mask.shape[-1] + 1)).amax(-1)
+
+
+def _prompt_average(objective, mask, prompt_index, lengths):
+    averages = []
+    for prompt in prompt_index.unique():
+        rows = prompt_index == prompt
+        averages.append(_fill(objective[rows], mask[rows]).sum() / lengths[rows].sum())
+    return torch.stack(averages).mean()
+
+
+# Two prompts of two completions, with 2 and 5 sampled tokens; the third completion has an injected token inside.
+# The objectives of loss.py are 0 where nothing was sampled.
+OBJECTIVE = torch.tensor([[4.0, 0.0, 0.0], [8.0, 0.0, 0.0], [1.0, 0.0, 3.0], [2.0, -1.0, 2.0]])
+MASK = OBJECTIVE != 0
+PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
+
+
+WHOLE = SimpleNamespace(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5]))
+
+
+def prompt_average(aggregate, objective, mask, prompt_index, whole):
+    return aggregate(objective, mask, prompt_index, "prompt", whole)
+
+
+def micro_batches(aggregate, objective, mask, prompt_index, whole):
+    """The prompt, sample and token average from two micro-batches and a dummy."""
+    parts = [(objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3])]
+    dummy = objective[:1], mask[:1] & False, prompt_index[:1]
+    return [
+        sum(float(aggregate(*part, how, whole)) for part in (*parts, dummy)) for how in ("prompt", "sample", "token")
+    ]
+
+
+BATCH = OBJECTIVE, MASK, PROMPT_INDEX
+
+
+# (12 / 2 + 7 / 5) / 2 = 3.7
+PROMPT_AVERAGE = Claim(
+    says="every prompt has weight 1/2, whatever its length",
+    probe=prompt_average,
+    inputs=(*BATCH, WHOLE),
+    expected=3.7,
+    mistakes=(
+        average_over_tokens,
+        average_over_completions,
+        average_with_injected_tokens_in_the_length,
+        average_divided_by_generations,
+    ),
+)
+
+
+# (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4; (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7 = 19 / 7
+# The second prompt is split between the micro-batches: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
+MICRO_BATCHES = Claim(
+    says="the shares of micro-batches add up to the prompt, sample and token average of the batch; a dummy adds 0",
+    probe=micro_batches,
+    inputs=(*BATCH, WHOLE),
+    expected=[3.7, 15 / 4, 19 / 7],
+    labels="prompt, sample, token",
+    mistakes=(
+        aggregate_always_prompt,
+        aggregate_names_swapped,
+        aggregate_without_dummies,
+        aggregate_with_micro_batch_denominators,
+    ),
+)
+
+
+AVERAGES.write(
+    name="aggregate",
+    where="loss.py:aggregate",
+    paper="Sec. 3.2, Eq. 3, 8",
+    minutes=25,
+    teaches="Sample, prompt and token average differ in whether a long answer weighs more.",
+    hints=(
+        "Sec. 3.2, loss aggregation.",
+        "The denominators are those of the whole batch: shares of micro-batches are added, never averaged. "
+        "A dummy has no tokens, and 0 / 0 is nan.",
+        "Each completion has one weight: 1 / (completions x its tokens), 1 / (prompts x its prompt's tokens) or "
+        "1 / tokens; the result is the sum over completions of weight times sum over sampled tokens.",
+    ),
+    claims=(PROMPT_AVERAGE, MICRO_BATCHES),
+)

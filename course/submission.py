@@ -5,7 +5,6 @@ It imports nothing of the project. Test: pytest tests/test_exercises.py
 
 import copy
 import functools
-import inspect
 import os
 import sys
 import types
@@ -30,7 +29,7 @@ def imported(name, path, text):
 
 
 def definition(module, target):
-    """What a module calls `target`; a method as a function whose first argument is a stand-in for its object.
+    """What a module calls `target`; a method as a function of the fields of its object.
 
     Raises AttributeError if there is no such name.
     """
@@ -40,17 +39,11 @@ def definition(module, target):
     owner = getattr(module, outer)
     function = getattr(owner, method)
 
-    class StandIn:
-        """An object with the fields that the check gave; the student's class has the rest."""
-
-        def __getattr__(self, name):
-            return inspect.getattr_static(owner, name).__get__(self, owner)
-
     @functools.wraps(function)
     def called(fields, *args, **kwargs):
-        stand_in = StandIn()
-        stand_in.__dict__ = vars(fields)
-        return function(stand_in, *args, **kwargs)
+        instance = object.__new__(owner)
+        object.__setattr__(instance, "__dict__", vars(fields))  # the class may be frozen
+        return function(instance, *args, **kwargs)
 
     return called
 

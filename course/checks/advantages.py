@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from course.checks.claims import Chapter
+from course.checks.claims import Chapter, call
 
 ADVANTAGES = Chapter()
 
@@ -37,10 +37,6 @@ def baseline_over_the_wrong_axis(rewards):
     return rewards - rewards.mean(0, keepdim=True)
 
 
-def of_rewards(function, rewards):
-    return function(rewards)
-
-
 # Means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2.
 ADVANTAGES.write(
     name="baseline",
@@ -54,7 +50,7 @@ ADVANTAGES.write(
         "Subtract from every reward the mean of its row, the reward itself included.",
     ),
     says="rewards minus the mean of their own prompt",
-    probe=of_rewards,
+    probe=call,
     inputs=(torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]]),),
     expected=[[1.0, -1.0, 1.0, -1.0], [1.5, -0.5, -0.5, -0.5]],
     mistakes=(

@@ -33,6 +33,15 @@ def numbers(prediction):
     return [x + 0.0 for x in value] if isinstance(value, (tuple, list)) else value + 0.0  # a text is no number
 
 
+def call(function, *inputs):
+    return function(*inputs)
+
+
+def each(function, values, **settings):
+    """The function at each of these values of its first argument."""
+    return [float(function(value, **settings)) for value in values]
+
+
 class Claim(NamedTuple):
     """What has to hold on one fixed input."""
 

@@ -5,20 +5,19 @@ This chapter needs neither a sandbox nor a run: it works on every system. Test: 
 
 import math
 from collections import namedtuple
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 
-from course.checks.claims import Chapter, Claim
+from course.checks.claims import Chapter, Claim, each
 
 LAW = Chapter()
+CURVE = {"A": 0.7, "B": 2.0, "C_mid": 30.0, "R_0": 0.2}
+ON_CURVE = partial(each, **CURVE)
 
 
 # --- sigmoid ---------------------------------------------------------------------------------------------------------
-
-
-def curve(sigmoid, C, A, B, C_mid, R_0):
-    return [float(sigmoid(c, A=A, B=B, C_mid=C_mid, R_0=R_0)) for c in C]
 
 
 def sigmoid_inverted(C, A, B, C_mid, R_0):
@@ -54,8 +53,8 @@ def sigmoid_power_law(C, A, B, C_mid, R_0):
 # C = C_mid / 3, C_mid, 3 C_mid with B = 2: shares 1 / (1 + 9), 1/2, 1 / (1 + 1/9) of the gain 0.5, plus R_0 = 0.2.
 SIGMOID = Claim(
     says="R_0 plus 1/10, 1/2, 9/10 of the gain at C_mid / 3, C_mid, 3 C_mid for B = 2",
-    probe=curve,
-    inputs=([10.0, 30.0, 90.0], 0.7, 2.0, 30.0, 0.2),
+    probe=ON_CURVE,
+    inputs=([10.0, 30.0, 90.0],),
     expected=[0.25, 0.45, 0.65],
     labels="C_mid / 3, C_mid, 3 C_mid",
     mistakes=(
@@ -69,11 +68,7 @@ SIGMOID = Claim(
 )
 
 
-def at_no_compute(sigmoid, A, B, C_mid, R_0):
-    return float(sigmoid(0.0, A=A, B=B, C_mid=C_mid, R_0=R_0))
-
-
-START = Claim(says="R_0 at C = 0", probe=at_no_compute, inputs=(0.7, 2.0, 30.0, 0.2), expected=0.2)
+START = Claim(says="R_0 at C = 0", probe=ON_CURVE, inputs=([0.0],), expected=[0.2])
 
 
 LAW.write(
@@ -94,10 +89,6 @@ LAW.write(
 
 
 # --- efficiency ------------------------------------------------------------------------------------------------------
-
-
-def efficiency(log_f, R, A, B, C_mid, R_0):
-    return [float(log_f(r, A, B, C_mid, R_0)) for r in R]
 
 
 def efficiency_inverted(R, A, B, C_mid, R_0):
@@ -133,8 +124,8 @@ LAW.write(
         "The log odds of the gain, (R - R_0) to (A - R), plus B log C_mid; scipy has a logit.",
     ),
     says="log F(R) = B log C on the curve, so twice the logarithm of C = 10, 30, 90 for B = 2",
-    probe=efficiency,
-    inputs=([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2),
+    probe=ON_CURVE,
+    inputs=([0.25, 0.45, 0.65],),
     expected=[2 * math.log(C) for C in (10, 30, 90)],
     labels="R = 0.25, 0.45, 0.65",
     mistakes=(efficiency_inverted, efficiency_without_start, efficiency_without_unit, efficiency_is_compute),
@@ -144,8 +135,8 @@ LAW.write(
 # --- compute-for -----------------------------------------------------------------------------------------------------
 
 
-def needed(compute_for, R, A, B, C_mid, R_0):
-    return [float(compute_for(SimpleNamespace(A=A, B=B, C_mid=C_mid, R_0=R_0), r)) for r in R]
+def needed(compute_for, R):
+    return each(partial(compute_for, SimpleNamespace(**CURVE)), np.array(R))
 
 
 def _share(law, R):
@@ -170,6 +161,12 @@ def needed_of_the_asymptote(law, R):
     return law.C_mid * (share / (1 - share)) ** (1 / law.B)
 
 
+def needed_without_clip(law, R):
+    """leave out the clip: below R_0 the share is negative, and a root of it no number."""
+    share = (R - law.R_0) / (law.A - law.R_0)
+    return law.C_mid * (share / (1 - share)) ** (1 / law.B)
+
+
 def needed_linear(law, R):
     """read the curve as a straight line through C_mid at the half-gain point."""
     return law.C_mid * 2 * _share(law, R)
@@ -189,10 +186,10 @@ LAW.write(
     ),
     says="Eq. 1 solved for C: 10, 30, 90, and 0 where the pass rate is below R_0",
     probe=needed,
-    inputs=([0.25, 0.45, 0.65, 0.1], 0.7, 2.0, 30.0, 0.2),
+    inputs=([0.25, 0.45, 0.65, 0.1],),
     expected=[10.0, 30.0, 90.0, 0.0],
     labels="R = 0.25, 0.45, 0.65, 0.1",
-    mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_linear),
+    mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_without_clip, needed_linear),
 )
 
 
@@ -247,9 +244,9 @@ LAW.bug(
 Draws = namedtuple("Draws", "A B C_mid R_0 walk level steps")
 
 
-def ahead(curves, times, law, walk, level, steps):
-    """Two curves, of which the second walks, at multiples of the last fitted compute; of the law A, B, C_mid, R_0."""
-    alike = np.repeat([[*law, walk, level]], 2, 0).T
+def ahead(curves, times, walk, level, steps):
+    """Two curves, of which the second walks, at multiples of the last fitted compute."""
+    alike = np.repeat([[*CURVE.values(), walk, level]], 2, 0).T
     draws = Draws._make([*alike, np.array([0.0, steps])])
     return curves(SimpleNamespace(draws=draws, span=(1.0, 10.0)), 10.0 * np.array(times))
 
@@ -295,7 +292,7 @@ LAW.write(
     ),
     says="from 0.3 at the last compute, 0.4 more by Eq. 1 at 9 times as much, and there the walk",
     probe=ahead,
-    inputs=([1, 9.0], (0.7, 2.0, 30.0, 0.2), 0.1, 0.3, 0.5),
+    inputs=([1, 9.0], 0.1, 0.3, 0.5),
     expected=[[0.3, 0.3], [0.7, 0.7 + 0.05 * math.log(9) ** 0.5]],
     labels="at the last compute, at 9 times as much",
     mistakes=(ahead_on_the_law, ahead_in_proportion, ahead_without_walk),

@@ -4,6 +4,7 @@ Arguments as in loss.py: logprobs, gen_logprobs, mask (B, T); advantages (B,). T
 """
 
 import math
+from functools import partial
 
 import torch
 
@@ -54,7 +55,7 @@ def _ratio(numerator, denominator, mask):
     return (_fill(numerator, mask) - _fill(denominator, mask)).exp()
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 
 
 def inputs(pi_train, pi_gen, advantages, sampled):
@@ -195,10 +196,6 @@ def value_and_gradient(objective, logprobs, *rest, **eps):
     return torch.stack([value.detach(), logprobs.grad])
 
 
-def with_cap(objective, *batch):
-    return value_and_gradient(objective, *batch, eps_max=4.0)
-
-
 # Capped at 4 the ratios are 2, 4, times +1, and 1/2, 4, 1, times -2: that is the weight of log pi_train, which is
 # log 1/2 = -ln 2 and log 1/4 = -2 ln 2, and so the gradient.
 LOSSES.write(
@@ -214,7 +211,7 @@ LOSSES.write(
         "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask.",
     ),
     says="the capped ratio times the advantage times log pi_train; then its gradient, without that factor",
-    probe=with_cap,
+    probe=partial(value_and_gradient, eps_max=4.0),
     inputs=CISPO_INPUT,
     expected=[
         [[-2 * LN2, -4 * LN2, 0.0, 0.0], [2 * LN2, 8 * LN2, 4 * LN2, 0.0]],

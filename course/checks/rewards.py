@@ -3,11 +3,12 @@
 Test: pytest tests/test_exercises.py
 """
 
+from functools import partial
 from math import comb, nan
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
-from course.checks.claims import Chapter
+from course.checks.claims import Chapter, call, each
 
 REWARDS = Chapter()
 
@@ -65,10 +66,6 @@ REWARDS.write(
 # --- penalty ---------------------------------------------------------------------------------------------------------
 
 
-def penalties(length_penalty, tokens, length_max, length_cache):
-    return [float(length_penalty(n, length_max=length_max, length_cache=length_cache)) for n in tokens]
-
-
 def penalty_without_floor(tokens, *, length_max, length_cache):
     """forget the clip at -1: a long right answer can get less than a wrong one."""
     return min((length_max - tokens) / length_cache - 1, 0.0)
@@ -108,8 +105,8 @@ REWARDS.write(
         "A straight line in the length, clipped at 0 from above and at -1 from below.",
     ),
     says="0 up to L_max - L_cache = 12 tokens, -1 from L_max = 14 on, a straight line between",
-    probe=penalties,
-    inputs=([8, 12, 13, 14, 16], 14, 2),
+    probe=partial(each, length_max=14, length_cache=2),
+    inputs=([8, 12, 13, 14, 16],),
     expected=[0.0, 0.0, -0.5, -1.0, -1.0],
     labels="8 tokens, 12 tokens, 13 tokens, 14 tokens, 16 tokens",
     mistakes=(
@@ -123,10 +120,6 @@ REWARDS.write(
 
 
 # --- pass-at-k -------------------------------------------------------------------------------------------------------
-
-
-def chance(pass_at_k, groups, k):
-    return [float(number) for number in pass_at_k(groups, k)]
 
 
 def _over_prompts(chances):
@@ -174,7 +167,7 @@ REWARDS.write(
         "Of all subsets of k answers, the share without a right one is a quotient of two binomials.",
     ),
     says="the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 +- 1/sqrt(12) on average",
-    probe=chance,
+    probe=call,
     inputs=([[True, False, False, False], [False] * 4, [True, True, True, False]], 2),
     expected=[0.5, 12**-0.5],
     labels="mean, standard error",

@@ -9,22 +9,18 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from course.checks.claims import Chapter, numbers
+from course.checks.claims import Chapter, each, numbers
 
 RUN = Chapter()
 
 
 # --- warm-up ---------------------------------------------------------------------------------------------------------
-
-
-def learning_rates(learning_rate, lr, warmup, versions):
-    """The learning rate of the step that follows each version."""
-    return [learning_rate(version, lr=lr, warmup=warmup) for version in versions]
 
 
 def warm_up_from_zero(version, *, lr, warmup):
@@ -55,8 +51,8 @@ RUN.write(
         "A straight line that reaches --lr in step --warmup, then stays.",
     ),
     says="1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
-    probe=learning_rates,
-    inputs=(1.0, 4, [0, 2, 3, 9]),
+    probe=partial(each, lr=1.0, warmup=4),
+    inputs=([0, 2, 3, 9],),
     expected=[0.25, 0.75, 1.0, 1.0],
     labels="first step, third, fourth, tenth",
     mistakes=(warm_up_from_zero, warm_up_without_end, warm_up_decays),

@@ -67,7 +67,8 @@ def located(text, exercise):
     for name in exercise.target.split("."):
         node = next((node for node in reversed(body) if name in names_of(node)), None)
         if node is None:
-            raise no_longer(exercise)
+            restore = f"`python exercises.py solve {exercise.name}` restores it"
+            raise Broken(f"{exercise.file} no longer defines {exercise.target}; {restore}")
         body = getattr(node, "body", [])
     return node
 
@@ -75,11 +76,6 @@ def located(text, exercise):
 def names_of(node):
     """The names that a definition or an assignment binds."""
     return [getattr(part, "id", "") for part in getattr(node, "targets", ())] + [getattr(node, "name", "")]
-
-
-def no_longer(exercise):
-    restore = f"`python exercises.py solve {exercise.name}` restores it"
-    return Broken(f"{exercise.file} no longer defines {exercise.target}; {restore}")
 
 
 def cut(text, first, last):

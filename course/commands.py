@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zipfile
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 
 from course import checker
@@ -56,40 +55,43 @@ def find(name):
 # --- How far one is --------------------------------------------------------------------------------------------------
 
 
+def checks(exercises):
+    """Each of the exercises with what its check finds wrong, lines of text; with None if it was not begun."""
+    begun = [x for x in exercises if checker.begun(x, ROOT)]
+    found = checker.checked(begun, ROOT)  # one after the other, as far as they are asked for
+    for exercise in exercises:
+        yield exercise, next(found) if exercise in begun else None
+
+
 def done(exercises):
-    """Those of the exercises that were begun and whose check finds nothing wrong."""
-    tried = [x for x in exercises if checker.begun(x, ROOT)]
-    return [x for x, problems in zip(tried, checker.checked(tried, ROOT)) if not problems]
+    """Those of the exercises in which nothing is wrong."""
+    return [exercise for exercise, problems in checks(exercises) if problems == []]
+
+
+def upcoming(exercises):
+    """The first of the exercises that is not done, and what is wrong; None, None if all are."""
+    return next(((exercise, problems) for exercise, problems in checks(exercises) if problems != []), (None, None))
 
 
 def listed():
     """All exercises by chapter, each with its state, and how many are done."""
-    solved = done(EXERCISES)
+    found = {exercise.name: problems for exercise, problems in checks(EXERCISES)}
     lines = []
     for chapter, exercises in CHAPTERS.items():
         lines.append(chapter)
         for x in exercises:
-            state = "-" if not checker.begun(x, ROOT) else "started" if x not in solved else "solved"
+            state = "-" if found[x.name] is None else "started" if found[x.name] else "solved"
             if state == "solved" and is_given(x):
                 state = "original"
-            lines.append(f"  {state:9} {x.name:15} {x.kind:8} {x.minutes:3} min  {x.paper:19} {x.where}")
-    return "\n".join([*lines, f"{len(solved)} of {len(EXERCISES)} done"])
+            lines.append(f"  {state:9} {x.name:15} {x.kind:8} {x.minutes:3} min  {x.where}")
+    return "\n".join([*lines, f"{list(found.values()).count([])} of {len(EXERCISES)} done"])
 
 
 def is_given(exercise):
     """Whether `solve` put the definition there."""
-    texts = [checker.text_of(path) for path in (ROOT / exercise.file, checker.original_file(exercise.file, ROOT))]
-    mine, original = (checker.split(text, exercise)[1] for text in texts)
+    files = ROOT / exercise.file, checker.original_file(exercise.file, ROOT)
+    mine, original = (checker.split(checker.text_of(file), exercise)[1] for file in files)
     return mine == original and any(HIDDEN.glob(f"kept/{exercise.name}-[0-9]*.py"))
-
-
-def upcoming(exercises):
-    """The first of the exercises that is not done, and what its check finds if it was begun; None, [] if all are."""
-    tried = [*takewhile(lambda exercise: checker.begun(exercise, ROOT), exercises)]
-    for exercise, problems in zip(tried, checker.checked(tried, ROOT)):
-        if problems:
-            return exercise, problems
-    return next(iter(exercises[len(tried) :]), None), []
 
 
 def following(name=""):
@@ -100,7 +102,7 @@ def following(name=""):
     asked = [find(name)] if name and not chapter else chapter or EXERCISES
     exercise, problems = upcoming(asked)
     if exercise:
-        return "\n\n".join([described(exercise), *problems])
+        return "\n\n".join([described(exercise), *(problems or [])])
     if not name:
         return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
     then, _ = upcoming(chapter or next(exercises for exercises in CHAPTERS.values() if asked[0] in exercises))
@@ -121,8 +123,9 @@ def described(exercise):
         "measure": f"Let {target} return what you measure; its docstring says where.",
     }[exercise.kind]
     return (
-        f"{exercise.name} ({exercise.kind}, about {exercise.minutes} minutes, {exercise.paper})\n"
+        f"{exercise.name} ({exercise.kind}, about {exercise.minutes} minutes)\n"
         f"  {exercise.teaches}\n  {exercise.file}:{line}  {task}\n"
+        f"  Read:  {exercise.hints[0]}\n"
         f"  Stuck: python exercises.py hint {exercise.name}\n"
         f"  Check: python exercises.py next, or pytest -k {exercise.name}"
     )

@@ -263,7 +263,7 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
     student, capsys, monkeypatch
 ):
     prints = partial(command, capsys, monkeypatch)
-    assert prints("next").startswith("sigmoid (write, about 10 minutes, Eq. 1)")
+    assert prints("next").startswith("sigmoid (write, about 10 minutes)")
     write(student, "sigmoid", "return R_0")
     assert "expected C_mid / 3: 0.25, C_mid: 0.45, 3 C_mid: 0.65" in prints("next")
     hints = commands.find("sigmoid").hints

@@ -41,7 +41,6 @@ def baseline_over_the_wrong_axis(rewards):
 ADVANTAGES.write(
     name="baseline",
     where="loss.py:group_advantages",
-    paper="Sec. 2",
     minutes=5,
     teaches="A completion is compared with the other completions of its own prompt.",
     hints=(
@@ -106,7 +105,6 @@ BATCH_STD = math.sqrt(50 / 3)
 ADVANTAGES.write(
     name="advantages",
     where="loss.py:normalise",
-    paper="Eq. 5, Sec. 3.2",
     minutes=15,
     teaches="Prompt, batch or no normalisation: who shares a std decides whether hard and easy prompts weigh alike.",
     hints=(
@@ -155,7 +153,6 @@ def one_by_one(nonzero_variance, rewards):
 ADVANTAGES.bug(
     name="zero-variance",
     where="loss.py:nonzero_variance",
-    paper="Sec. 3.2",
     minutes=10,
     teaches="A std computed from a rounded mean cannot be compared with 0.",
     hints=(
@@ -195,7 +192,6 @@ def kept_prompts(compute_advantages, rewards):
 ADVANTAGES.bug(
     name="shaped-filter",
     where="loss.py:compute_advantages",
-    paper="Sec. 3.2",
     minutes=15,
     teaches="Filters ask whether an answer was correct, never how it was rewarded.",
     hints=(
@@ -234,7 +230,6 @@ def dropped_is_kept():
 
 ADVANTAGES.predict(
     name="dropped",
-    paper="Sec. 3.2",
     minutes=5,
     teaches="The better the policy, the fewer prompts of a batch teach anything.",
     hints=(

@@ -54,7 +54,6 @@ def requests_rules_swapped(version, *, off_policy, k, steps, prompts):
 ASYNCHRONY.write(
     name="requests",
     where="pipeline.py:admission_limit",
-    paper="Sec. 3.1",
     minutes=15,
     teaches="How stale a token may be is decided when its prompt is handed out, not when it arrives.",
     hints=(
@@ -131,7 +130,6 @@ def rule_bound_of_the_first(groups, step, *, off_policy, k):
 ASYNCHRONY.write(
     name="rule-bound",
     where="pipeline.py:check_staleness",
-    paper="Sec. 3.1",
     minutes=15,
     teaches="A rule promises a bound, and every batch is held to it: a rule that broke it would only train worse.",
     hints=(
@@ -162,7 +160,6 @@ def sampled_tokens(metadata, versions, mask):
 ASYNCHRONY.bug(
     name="metadata",
     where="pipeline.py:metadata",
-    paper="A.10",
     minutes=10,
     teaches="Injected tokens are not the policy's: they enter no count except the length.",
     hints=(
@@ -203,7 +200,6 @@ def bound_of_batches():
 
 ASYNCHRONY.predict(
     name="staleness-bound",
-    paper="Sec. 3.1",
     minutes=5,
     teaches="k bounds the staleness of a token, but not by the same number in the two setups.",
     hints=(
@@ -238,11 +234,10 @@ def idle_swapped():
 
 ASYNCHRONY.predict(
     name="idle",
-    paper="Sec. 3.1, A.11",
     minutes=15,
     teaches="Asynchrony makes neither generators nor trainers faster: the slower of the two never waits.",
     hints=(
-        "Sec. 3.1; the rules at the top of pipeline.py.",
+        "Sec. 3.1, A.11; the rules at the top of pipeline.py.",
         "Draw two lines, one for generators, one for trainers; with k = 1 one batch is made while another trains.",
         "How long is a step in the long run, or a phase of ppo, and how much of it is work for each?",
     ),
@@ -258,7 +253,6 @@ ASYNCHRONY.predict(
 
 ASYNCHRONY.measure(
     name="queue",
-    paper="Sec. 3.1",
     minutes=10,
     teaches="k bounds staleness; how large it gets depends on who is slower: slow trainers get stale tokens.",
     hints=(
@@ -277,7 +271,6 @@ ASYNCHRONY.measure(
 
 ASYNCHRONY.measure(
     name="staleness",
-    paper="Sec. 3.1",
     minutes=15,
     teaches="The bound holds in a whole run, and some tokens stay below it.",
     hints=(
@@ -296,11 +289,10 @@ ASYNCHRONY.measure(
 
 ASYNCHRONY.measure(
     name="too-stale",
-    paper="Fig. 4b, A.10",
     minutes=20,
     teaches="Little staleness costs little, much costs most of what RL gains; where the edge lies depends on lr.",
     hints=(
-        "Fig. 4b; docs/virtual.md: with --virtual exact every token is k steps old once k steps are done.",
+        "Fig. 4b, A.10; docs/virtual.md: with --virtual exact every token is k steps old once k steps are done.",
         "Three runs, in stale/k0, stale/k4 and stale/k32; nothing else may differ between them.",
         "The mean of the last five `pass_rate` of each log; then try --lr 3e-4 or --loss gspo for the same k.",
     ),

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import torch
 
 from course.checks.claims import Chapter, Claim
-from course.checks.losses import _fill
 
 AVERAGES = Chapter()
 
@@ -58,7 +57,6 @@ def counted(count, lengths, prompt_index):
 AVERAGES.write(
     name="denominators",
     where="loss.py:global_denominators",
-    paper="Sec. 3.2",
     minutes=15,
     teaches="An average needs to know what it divides by before the first micro-batch is there.",
     hints=(
@@ -83,79 +81,70 @@ AVERAGES.write(
 # --- aggregate -------------------------------------------------------------------------------------------------------
 
 
-# Averages: (objective, mask, prompt_index, how, denominators) -> scalar
+# Averages: (objective, mask, prompt_index, how, denominators) -> scalar; objective is 0 where mask is False
 def average_over_tokens(objective, mask, *_):
     """average over all tokens at once, so long prompts weigh more (that is token averaging)."""
-    return _fill(objective, mask).sum() / mask.sum()
+    return objective.sum() / mask.sum()
 
 
 def average_over_completions(objective, mask, *_):
     """average each completion first, so that in a prompt short completions weigh more (that is sample averaging)."""
-    return (_fill(objective, mask).sum(-1) / mask.sum(-1)).mean()
+    return (objective.sum(-1) / mask.sum(-1)).mean()
 
 
 def average_with_injected_tokens_in_the_length(objective, mask, prompt_index, *_):
     """divide by the whole length of the completions, the injected phrase included."""
-    return _prompt_average(objective, mask, prompt_index, _length_with_injected(mask))
+    lengths = (mask * torch.arange(1, mask.shape[-1] + 1)).amax(-1)  # the position after the last sampled token
+    return _prompt_average(objective, prompt_index, lengths)
 
 
 def average_divided_by_generations(objective, mask, prompt_index, *_):
     """divide a prompt's sum by its number of completions instead of tokens, so that length is rewarded."""
-    return _prompt_average(objective, mask, prompt_index, torch.ones_like(prompt_index))
-
-
-def _share(objective, mask, prompt_index, denominators):
-    """Right: what a micro-batch adds to the prompt average of the whole batch."""
-    tokens = denominators.tokens_per_prompt[prompt_index]
-    return (_fill(objective, mask).sum(-1) / tokens).sum() / denominators.prompts
+    return _prompt_average(objective, prompt_index, torch.ones_like(prompt_index))
 
 
 def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
     """take the prompt average whatever `how` says."""
-    return _share(objective, mask, prompt_index, denominators)
+    return _share(objective, prompt_index, "prompt", denominators, mask.sum(-1))
 
 
 def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
     """mix up sample and token average."""
-    if how == "prompt":
-        return _share(objective, mask, prompt_index, denominators)
-    divisor = denominators.tokens if how == "sample" else denominators.completions * mask.sum(-1).clamp(min=1)
-    return (_fill(objective, mask).sum(-1) / divisor).sum()
+    other = {"prompt": "prompt", "sample": "token", "token": "sample"}
+    return _share(objective, prompt_index, other[how], denominators, mask.sum(-1).clamp(min=1))
 
 
 def aggregate_without_dummies(objective, mask, prompt_index, how, denominators):
     """divide by the length of every completion: a dummy, which has none, gives 0 / 0 = nan and spoils the step."""
-    if how == "prompt":
-        return _share(objective, mask, prompt_index, denominators)
-    divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
-    return (_fill(objective, mask).sum(-1) / divisor).sum()
+    return _share(objective, prompt_index, how, denominators, mask.sum(-1))
 
 
 def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
     """take the denominators of each micro-batch and average the micro-batches, weighted by their completions."""
-    share = len(mask) / denominators.completions * mask.any()
+    weight = len(mask) / denominators.completions * mask.any()
     lengths = mask.sum(-1).clamp(min=1)
     if how == "prompt":
-        return share * _prompt_average(objective, mask, prompt_index, lengths)
-    sums = _fill(objective, mask).sum(-1)
-    return share * ((sums / lengths).mean() if how == "sample" else sums.sum() / lengths.sum())
+        return weight * _prompt_average(objective, prompt_index, lengths)
+    sums = objective.sum(-1)
+    return weight * ((sums / lengths).mean() if how == "sample" else sums.sum() / lengths.sum())
 
 
-def _length_with_injected(mask):
-    """(B,): the position after the last sampled token, which is the length if injected tokens before it count."""
-    return (mask * torch.arange(1, mask.shape[-1] + 1)).amax(-1)
+def _share(objective, prompt_index, how, denominators, lengths):
+    """Right, if no length is 0: what a micro-batch adds to the average of the whole batch."""
+    divisors = {
+        "prompt": denominators.prompts * denominators.tokens_per_prompt[prompt_index],
+        "sample": denominators.completions * lengths,
+        "token": denominators.tokens,
+    }
+    return (objective.sum(-1) / divisors[how]).sum()
 
 
-def _prompt_average(objective, mask, prompt_index, lengths):
-    averages = []
-    for prompt in prompt_index.unique():
-        rows = prompt_index == prompt
-        averages.append(_fill(objective[rows], mask[rows]).sum() / lengths[rows].sum())
-    return torch.stack(averages).mean()
+def _prompt_average(objective, prompt_index, lengths):
+    prompts = [prompt_index == prompt for prompt in prompt_index.unique()]
+    return torch.stack([objective[rows].sum() / lengths[rows].sum() for rows in prompts]).mean()
 
 
 # Two prompts of two completions, with 2 and 5 sampled tokens; the third completion has an injected token inside.
-# The objectives of loss.py are 0 where nothing was sampled.
 OBJECTIVE = torch.tensor([[4.0, 0.0, 0.0], [8.0, 0.0, 0.0], [1.0, 0.0, 3.0], [2.0, -1.0, 2.0]])
 MASK = OBJECTIVE != 0
 PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
@@ -171,7 +160,7 @@ def prompt_average(aggregate, objective, mask, prompt_index, whole):
 def micro_batches(aggregate, objective, mask, prompt_index, whole):
     """The prompt, sample and token average from two micro-batches and a dummy."""
     parts = [(objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3])]
-    dummy = objective[:1], mask[:1] & False, prompt_index[:1]
+    dummy = objective[:1] * 0, mask[:1] & False, prompt_index[:1]
     return [
         sum(float(aggregate(*part, how, whole)) for part in (*parts, dummy)) for how in ("prompt", "sample", "token")
     ]
@@ -215,11 +204,10 @@ MICRO_BATCHES = Claim(
 AVERAGES.write(
     name="aggregate",
     where="loss.py:aggregate",
-    paper="Sec. 3.2, Eq. 3, 8",
     minutes=25,
     teaches="Sample, prompt and token average differ in whether a long answer weighs more.",
     hints=(
-        "Sec. 3.2, loss aggregation.",
+        "Sec. 3.2, loss aggregation; Eq. 3, 8.",
         "The denominators are those of the whole batch: shares of micro-batches are added, never averaged. "
         "A dummy has no tokens, and 0 / 0 is nan.",
         "Each completion has one weight: 1 / (completions x its tokens), 1 / (prompts x its prompt's tokens) or "

@@ -133,7 +133,6 @@ class Exercise(NamedTuple):
     name: str
     kind: str  # write, bug, predict, measure
     where: str  # "loss.py:cispo", "data.py:Curriculum._is_retired", "answers.py:idle"
-    paper: str  # section or equation
     minutes: int
     teaches: str  # one sentence
     hints: tuple  # where in the paper; the pitfall; the idea in words

@@ -54,11 +54,10 @@ LARGEST = 1 - 2**-53  # that rollout.uniform gives
 GENERATION.write(
     name="sample",
     where="rollout.py:sample",
-    paper="Sec. 2",
     minutes=15,
     teaches="Sampling is a search in a running sum; its edges decide whether impossible tokens are possible.",
     hints=(
-        "y_t at the top of rollout.py.",
+        "Sec. 2; y_t at the top of rollout.py.",
         "u may be exactly 0, and the last running sum a little below 1.",
         "Running sum of the probabilities in float64, then the first place where it is strictly above u.",
     ),
@@ -107,11 +106,10 @@ def turn_without_sign(x, cos, sin):
 GENERATION.write(
     name="turn",
     where="decoding.py:turn",
-    paper="Sec. 2",
     minutes=15,
     teaches="Where a token stands is the angle by which its queries and keys are turned, so only distances count.",
     hints=(
-        "The equations at the top of decoding.py.",
+        "Sec. 2; the equations at the top of decoding.py.",
         "Dimensions i and i + d / 2 are the two coordinates of one point.",
         "A point (a, b), turned by an angle: (a cos - b sin, b cos + a sin).",
     ),
@@ -138,7 +136,6 @@ def prompts_kept(update, version, training, evaluations):
 GENERATION.bug(
     name="stale-kv",
     where="rollout.py:TorchGenerator.update_weights",
-    paper="Sec. 3.1",
     minutes=20,
     teaches="Half-finished completions go on with stale keys and values; new ones must not start on them.",
     hints=(
@@ -174,7 +171,6 @@ def interruption(choose, start, counts, phrase):
 GENERATION.bug(
     name="forced",
     where="rollout.py:TorchGenerator._choose",
-    paper="A.10",
     minutes=15,
     teaches="What the policy did not choose must not be learned from.",
     hints=(
@@ -208,11 +204,10 @@ def streams(completion_keys, seed, requests):
 GENERATION.bug(
     name="streams",
     where="rollout.py:completion_keys",
-    paper="Sec. 2.1",
     minutes=15,
     teaches="A validation set is only independent if its random numbers are.",
     hints=(
-        "The docstring of completion_keys.",
+        "Sec. 2.1; the docstring of completion_keys.",
         "Versions count from 0.",
         "Which streams do evaluations get, and which one training?",
     ),
@@ -245,7 +240,6 @@ def phrase_ends_the_loss():
 
 GENERATION.predict(
     name="phrase",
-    paper="A.10",
     minutes=5,
     teaches="An interruption costs budget and teaches nothing.",
     hints=(

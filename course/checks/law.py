@@ -74,7 +74,6 @@ START = Claim(says="R_0 at C = 0", probe=ON_CURVE, inputs=([0.0],), expected=[0.
 LAW.write(
     name="sigmoid",
     where="fit.py:sigmoid",
-    paper="Eq. 1",
     minutes=10,
     teaches="Four numbers say what a recipe will reach and how fast: A, B, C_mid and R_0.",
     hints=(
@@ -115,7 +114,6 @@ def efficiency_is_compute(R, A, B, C_mid, R_0):
 LAW.write(
     name="efficiency",
     where="fit.py:log_f",
-    paper="Fig. 7",
     minutes=10,
     teaches="In the right coordinates Eq. 1 is a straight line, and B its slope.",
     hints=(
@@ -176,7 +174,6 @@ def needed_linear(law, R):
 LAW.write(
     name="compute-for",
     where="fit.py:Fit.compute_for",
-    paper="Eq. 1",
     minutes=15,
     teaches="The law read backwards: what a pass rate costs.",
     hints=(
@@ -219,7 +216,6 @@ def forecast_of_the_last_point(law, last=1):
 LAW.bug(
     name="forecast-error",
     where="forecast.py:hindcast",
-    paper="Sec. 2.1",
     minutes=15,
     teaches="A forecast can only be judged at the compute it was made for.",
     hints=(
@@ -280,7 +276,6 @@ def ahead_without_walk(law, C):
 LAW.write(
     name="ahead",
     where="forecast.py:Forecast.curves",
-    paper="Sec. 2.1",
     minutes=20,
     teaches="A forecast starts from where the run is, and gets less sure with every e-fold of compute.",
     hints=(
@@ -319,7 +314,6 @@ def crossing_swapped():
 
 LAW.predict(
     name="crossing",
-    paper="A.8, Table 1",
     minutes=10,
     teaches="What looks better early can end lower.",
     hints=(
@@ -348,7 +342,6 @@ def power_law_of_a_longer_range():
 
 LAW.predict(
     name="power-law",
-    paper="A.4",
     minutes=10,
     teaches="A law without a bend, fitted while the curve still bends, gives too high an asymptote.",
     hints=(
@@ -367,7 +360,6 @@ LAW.predict(
 
 LAW.measure(
     name="half",
-    paper="Sec. 2.1",
     minutes=15,
     teaches="The whole point: the first half of a run says where it will end.",
     hints=(

@@ -104,7 +104,6 @@ RATIO = Claim(
 LOSSES.write(
     name="ratio",
     where="loss.py:importance_ratio",
-    paper="Eq. 2",
     minutes=10,
     teaches="The importance ratio compares the policy that trains with the policy that sampled, token by token.",
     hints=(
@@ -201,7 +200,6 @@ def value_and_gradient(objective, logprobs, *rest, **eps):
 LOSSES.write(
     name="cispo",
     where="loss.py:cispo",
-    paper="Eq. 4",
     minutes=25,
     teaches="CISPO caps the weight of a token and never takes its gradient away.",
     hints=(
@@ -289,11 +287,10 @@ CLIPPED = [[[1.75, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]], [[0.0, 1.0, 0.5, 0.
 LOSSES.write(
     name="clip",
     where="loss.py:_clip",
-    paper="Eq. 3, 7, 8",
     minutes=20,
     teaches="The min of PPO's clip leaves one side open for each sign of the advantage.",
     hints=(
-        "Eq. 3; DAPO's two half-widths are in Eq. 8.",
+        "Eq. 3, 7; DAPO's two half-widths are in Eq. 8.",
         "What should happen to a bad token (negative advantage) that has become eight times likelier?",
         "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
         "both signs; 0 outside the mask. Half-widths below 0 are refused.",
@@ -345,7 +342,6 @@ def ratio_of_tokens(ratio, logprobs, gen_logprobs, _, mask):
 LOSSES.write(
     name="gspo",
     where="loss.py:sequence_ratio",
-    paper="Sec. 3.2",
     minutes=15,
     teaches="GSPO clips a completion by one ratio, the geometric mean of its tokens'.",
     hints=(
@@ -391,7 +387,6 @@ def weights_cispo_drops():
 
 LOSSES.predict(
     name="weights",
-    paper="Eq. 3, 4",
     minutes=10,
     teaches="Where DAPO drops a token CISPO keeps it with a capped weight; where DAPO keeps it, its weight has no cap.",
     hints=(

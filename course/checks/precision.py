@@ -49,7 +49,6 @@ def head_gives_bf16(hidden, head_weight, fp32_head):
 PRECISION.write(
     name="head",
     where="precision.py:head_logits",
-    paper="Sec. 3.2",
     minutes=15,
     teaches="The last matrix product is where bf16 hurts: its rounding is a random importance ratio.",
     hints=(
@@ -113,7 +112,6 @@ def mismatch_of_all(logprobs, gen_logprobs, mask, *, low, high):
 PRECISION.write(
     name="mismatch",
     where="precision.py:mismatch",
-    paper="A.19",
     minutes=20,
     teaches="Equal weights on two backends are two policies; these numbers say how different.",
     hints=(
@@ -152,11 +150,10 @@ def token_gradient(function, logits, temperature):
 PRECISION.bug(
     name="backward",
     where="precision.py:_TokenLogprobs",
-    paper="Sec. 3.2",
     minutes=25,
     teaches="A hand-written backward pass is right only for the temperatures that were tried.",
     hints=(
-        "d log pi / d z at the top of precision.py.",
+        "Sec. 3.2; d log pi / d z at the top of precision.py.",
         "At temperature 1 nothing is wrong.",
         "By the chain rule everything that stands between logits and log-probs appears in the gradient too.",
     ),
@@ -189,7 +186,6 @@ def rounding_swapped():
 
 PRECISION.predict(
     name="rounding",
-    paper="Sec. 3.2",
     minutes=5,
     teaches="bf16 has 8 significant bits.",
     hints=(

@@ -46,7 +46,6 @@ def reward_without_penalty(correct, penalty=0.0):
 REWARDS.write(
     name="reward",
     where="reward.py:reward",
-    paper="Sec. 2, Eq. 9",
     minutes=5,
     teaches="The reward is a verdict; a verdict that is missing is not a wrong answer.",
     hints=(
@@ -95,7 +94,6 @@ def penalty_over_the_whole_length(tokens, *, length_max, length_cache):
 REWARDS.write(
     name="penalty",
     where="reward.py:length_penalty",
-    paper="Eq. 9",
     minutes=10,
     teaches="A length penalty with two clips can neither reward brevity nor make a right answer "
     "worse than a wrong one.",
@@ -156,7 +154,6 @@ def chance_pooled(groups, k):
 REWARDS.write(
     name="pass-at-k",
     where="reward.py:pass_at_k",
-    paper="Sec. 2.1",
     minutes=15,
     teaches="A probability to the k-th power must be estimated from subsets of k answers, not "
     "from the share of right "
@@ -187,7 +184,6 @@ def answers(final_answer, texts):
 REWARDS.bug(
     name="last-answer",
     where="reward.py:final_answer",
-    paper="Sec. 2",
     minutes=10,
     teaches="What counts as the answer is part of the reward.",
     hints=("Sec. 2.", "Some completions end their thinking more than once.", "The first or the last mark?"),
@@ -235,7 +231,6 @@ def retired_from_below(self, index):
 REWARDS.write(
     name="retired",
     where="data.py:Curriculum._is_retired",
-    paper="Sec. 3.2",
     minutes=10,
     teaches="A prompt that is learnt is never sampled again.",
     hints=(
@@ -267,7 +262,6 @@ def history(update_history, rates):
 REWARDS.bug(
     name="history",
     where="data.py:Curriculum.update_history",
-    paper="Sec. 3.2",
     minutes=10,
     teaches="A history that keeps the best pass rate retires prompts that were solved by luck.",
     hints=(

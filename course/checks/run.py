@@ -42,7 +42,6 @@ def warm_up_decays(version, *, lr, warmup):
 RUN.write(
     name="warm-up",
     where="train.py:learning_rate",
-    paper="A.3",
     minutes=10,
     teaches="The first step must already change the weights; after the warm-up the learning rate stays.",
     hints=(
@@ -119,7 +118,6 @@ def pause_that_starts(self):
 RUN.write(
     name="clock",
     where="plumbing/log.py:Clock.paused",
-    paper="Sec. 2.1",
     minutes=10,
     teaches="The x axis of a scaling law is a clock; what it counts has to be said.",
     hints=(
@@ -156,11 +154,10 @@ def flops_without_prompts():
 
 RUN.predict(
     name="flops",
-    paper="Sec. 2.1",
     minutes=10,
     teaches="Generation is cheap in operations and dear in time.",
     hints=(
-        "`flops` in the table of the log's columns in docs/running.md.",
+        "Sec. 2.1; `flops` in the table of the log's columns in docs/running.md.",
         "Prompts are trained on (they pass through the model) but not generated.",
         "2 N for a forward pass of one token, 4 N more for its backward pass.",
     ),
@@ -175,7 +172,6 @@ RUN.predict(
 
 RUN.measure(
     name="kept",
-    paper="Sec. 3.2",
     minutes=10,
     teaches="As the policy improves, its batches shrink by themselves.",
     hints=(
@@ -199,7 +195,6 @@ def end_of_mine(answer):
 
 RUN.measure(
     name="own-loss",
-    paper="Sec. 3.2",
     minutes=30,
     teaches="A new loss is judged by runs with the same seeds, and by an interval of their differences.",
     hints=(
@@ -242,7 +237,6 @@ def largest_difference(answer):
 
 RUN.measure(
     name="six-steps",
-    paper="Sec. 4",
     minutes=15,
     teaches="The objective is the only thing that your functions change: a run that does not "
     "depend on timing shows it.",

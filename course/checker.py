@@ -223,7 +223,7 @@ def described(error, root):
     """An exception as text: its innermost line of a file in folder `root`; then a line with the call it came from."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename, root)]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    text = str(error)[:500]
+    text = " ".join(str(error).split())[:300]
     if isinstance(error, NotImplementedError) and "is not written yet" in text:
         return f"{UNWRITTEN}{place}"
     if "does not require grad" in text:

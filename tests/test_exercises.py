@@ -78,7 +78,7 @@ def test_a_solution_is_accepted_and_what_is_left_what_raises_and_every_known_mis
 def test_the_course_has_what_it_promises():
     assert len({exercise.name for exercise in EXERCISES}) == len(EXERCISES) == 50
     mistakes = {mistake.__name__ for exercise in EXERCISES for claim in exercise.claims for mistake in claim.mistakes}
-    assert len(mistakes) >= 142
+    assert len(mistakes) == 147
     for exercise in EXERCISES:
         assert exercise.kind != "write" or sum(len(claim.mistakes) for claim in exercise.claims) >= 3, exercise.name
         assert len(exercise.hints) == 3 and bool(exercise.bug) == bool(exercise.symptom) == (exercise.kind == "bug")

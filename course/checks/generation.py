@@ -47,6 +47,11 @@ def sample_past_the_end(log_pi, uniforms):
     return torch.searchsorted(_cdf(log_pi), uniforms[:, None], right=True).squeeze(-1)
 
 
+def sample_none_is_the_first(log_pi, uniforms):
+    """take the first True of a row that may have none: argmax of nothing but False is token 0."""
+    return (_cdf(log_pi) > uniforms[:, None]).int().argmax(-1)
+
+
 LARGEST = 1 - 2**-53  # that rollout.uniform gives
 
 
@@ -72,6 +77,7 @@ GENERATION.write(
         sample_without_running_sum,
         sample_a_rank,
         sample_past_the_end,
+        sample_none_is_the_first,
     ),
 )
 

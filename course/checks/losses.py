@@ -168,6 +168,11 @@ def cispo_injected_tokens_counted(logprobs, gen_logprobs, advantages, mask, *, e
     return _capped(logprobs, gen_logprobs, advantages, logprobs.isfinite() & gen_logprobs.isfinite(), cap=eps_max)
 
 
+def cispo_without_mask(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """leave the mask to the ratio: log pi_train of padding is nan, and injected tokens are trained with weight 1."""
+    return _ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max).detach() * advantages[:, None] * logprobs
+
+
 def cispo_mask_multiplied(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     """multiply by the mask at the end: 0 * inf and 0 * nan are nan, so padding must be filled before any arithmetic."""
     ratio = (logprobs - gen_logprobs).exp().clamp(max=eps_max).detach()
@@ -226,6 +231,7 @@ LOSSES.write(
         cispo_drops_capped_tokens,
         cispo_to_be_minimised,
         cispo_injected_tokens_counted,
+        cispo_without_mask,
         cispo_mask_multiplied,
     ),
 )
@@ -244,6 +250,11 @@ def clip_max_for_negative_advantages(ratio, advantages, mask, eps_low, eps_high)
 def clip_without_min(ratio, advantages, mask, eps_low, eps_high):
     """clip the ratio on both sides and leave out the min: tokens that moved the wrong way lose their gradient."""
     return _fill(ratio.clamp(1 - eps_low, 1 + eps_high) * advantages[:, None], mask)
+
+
+def clip_without_mask(ratio, advantages, mask, eps_low, eps_high):
+    """leave out the mask: the ratio of padding is 1, so that its objective is the advantage."""
+    return _clip(ratio, advantages, mask | True, eps_low, eps_high)
 
 
 def clip_half_widths_swapped(ratio, advantages, mask, eps_low, eps_high):
@@ -303,6 +314,7 @@ LOSSES.write(
     mistakes=(
         clip_max_for_negative_advantages,
         clip_without_min,
+        clip_without_mask,
         clip_half_widths_swapped,
         clip_upper_half_width_ignored,
     ),

@@ -101,6 +101,12 @@ def mismatch_k2(logprobs, gen_logprobs, mask, *, low, high):
     return _apart(log_ratio, low, high, (log_ratio**2 / 2).mean())
 
 
+def mismatch_size_in_tokens(logprobs, gen_logprobs, mask, *, low, high):
+    """leave out the division by the number of tokens: the effective sample size is asked for as a share."""
+    found = _apart((logprobs - gen_logprobs)[mask], low, high)
+    return found | {"effective_sample_size": found["effective_sample_size"] * mask.sum()}
+
+
 def mismatch_of_all(logprobs, gen_logprobs, mask, *, low, high):
     """average over all tokens, injected ones too."""
     return _apart((logprobs - gen_logprobs).flatten(), low, high)
@@ -131,7 +137,7 @@ PRECISION.write(
     ),
     expected=[4 * math.log(2) / 3, (3.5 - 2 * math.log(2)) / 3, 2 / 3, 6.5**2 / 20.25 / 3],
     labels="mean_abs_log_ratio, k3, clipped, effective_sample_size",
-    mistakes=(mismatch_reversed, mismatch_k1, mismatch_k2, mismatch_of_all),
+    mistakes=(mismatch_reversed, mismatch_k1, mismatch_k2, mismatch_size_in_tokens, mismatch_of_all),
 )
 
 

@@ -21,7 +21,6 @@ import shutil
 import sys
 import textwrap
 import traceback
-from functools import lru_cache
 from pathlib import Path
 
 from course.checks.catalogue import EXERCISES
@@ -52,7 +51,6 @@ def text_of(path):
         raise Broken(f"{path.name} cannot be read as UTF-8: {error}") from None
 
 
-@lru_cache(100)
 def parsed(text, file):
     """The statements of a module. Raises Broken if it is not Python."""
     try:
@@ -118,22 +116,24 @@ def restored(text, original, exercise):
     return before + split(original, exercise)[1] + after
 
 
-def original_file(file, root=ROOT):
-    """The path of a file with its solutions: hidden in a student's folder, in the project the file itself.
-
-    ANSWERS lies with the claims, as it is no module of the project.
-    """
-    return originals_of(root) / ("course/checks" if file == ANSWERS else "") / file
-
-
 def originals_of(root):
+    """The folder of the files with their solutions: hidden in a student's folder; the project's own."""
     hidden = root / HIDDEN / "original"
     return hidden if hidden.exists() else root
 
 
+def original_file(file, root=ROOT):
+    """The path of a file with its solutions; ANSWERS lies with the claims, as it is no module of the project."""
+    return originals_of(root) / ("course/checks" if file == ANSWERS else "") / file
+
+
+def original_text(file, root=ROOT):
+    return text_of(original_file(file, root))
+
+
 def left(file, root=ROOT):
     """The text of a file as `start` leaves it, without the solutions."""
-    text = text_of(original_file(file, root))
+    text = original_text(file, root)
     for exercise in EXERCISES:
         if exercise.file == file:
             text = taken(text, exercise)
@@ -142,7 +142,7 @@ def left(file, root=ROOT):
 
 def changed(exercise, text, root=ROOT):
     """Whether the text defines the exercise's target otherwise than `start` left it. Raises Broken if it does not."""
-    start = taken(text_of(original_file(exercise.file, root)), exercise)
+    start = taken(original_text(exercise.file, root), exercise)
     return split(text, exercise)[1] != split(start, exercise)[1]
 
 
@@ -161,8 +161,7 @@ def original_module(file, root):
     """A file of exercises with its solutions, as a module; those of a student's folder have to be on sys.path."""
     if file != ANSWERS:
         return importlib.import_module(file.removesuffix(".py").replace("/", "."))
-    path = original_file(file, root)
-    return imported("answers", path, text_of(path))
+    return imported("answers", original_file(file, root), original_text(file, root))
 
 
 def build(exercise, text, original, root):
@@ -221,7 +220,8 @@ def problem(exercise, claim, student, original, told, root):
 
 def described(error, root):
     """An exception as text: its innermost line of a file in folder `root`; then a line with the call it came from."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename, root)]
+    own = [str(root / file) for file in modules_of(root)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())[:300]
     if isinstance(error, NotImplementedError) and "is not written yet" in text:
@@ -234,12 +234,6 @@ def described(error, root):
     return (
         ": ".join(filter(None, [type(error).__name__, text])) + place + "".join(f"\n  at       {x}" for x in calls[-1:])
     )
-
-
-def is_own(file, root):
-    """Whether a file lies in a student's folder and is none of the course."""
-    path = Path(file)
-    return path.is_relative_to(root) and path.relative_to(root).parts[0] not in ("course", HIDDEN)
 
 
 # --- Checks in a process of their own --------------------------------------------------------------------------------
@@ -311,6 +305,6 @@ def assemble(root, folder, names):
         text = text_of(root / file)
         for exercise in EXERCISES:
             if exercise.file == file and exercise.name not in names:
-                text = restored(text, text_of(original_file(file, root)), exercise)
+                text = restored(text, original_text(file, root), exercise)
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8", newline="\n")

@@ -89,8 +89,8 @@ def listed():
 
 def is_given(exercise):
     """Whether `solve` put the definition there."""
-    files = ROOT / exercise.file, checker.original_file(exercise.file, ROOT)
-    mine, original = (checker.split(checker.text_of(file), exercise)[1] for file in files)
+    texts = checker.text_of(ROOT / exercise.file), checker.original_text(exercise.file, ROOT)
+    mine, original = (checker.split(text, exercise)[1] for text in texts)
     return mine == original and any(HIDDEN.glob(f"kept/{exercise.name}-[0-9]*.py"))
 
 
@@ -137,7 +137,7 @@ def solve(exercise):
     If the definition cannot be found in the file, everything else in it goes back to what `start` left.
     """
     path = ROOT / exercise.file
-    original = checker.text_of(checker.original_file(exercise.file, ROOT))
+    original = checker.original_text(exercise.file, ROOT)
     said = f"{exercise.name} now has the original's code"
     if path.exists():
         kept = HIDDEN / "kept"

@@ -56,11 +56,10 @@ def mean_staleness(rows):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m course.timeline", description=__doc__.split("\n")[0])
-    parser.add_argument("--off-policy", choices=("pipeline", "ppo"), default="pipeline")
     for flag, kind in (("--k", int), ("--generate", float), ("--train", float)):
         parser.add_argument(flag, type=kind, required=True)
     args = parser.parse_args()
-    rows = timeline(off_policy=args.off_policy, k=args.k, generate=args.generate, train=args.train)
+    rows = timeline(k=args.k, generate=args.generate, train=args.train)
     for row in rows[:12]:
         spans = "  ".join(f"{what} {row[what][0]:6g} to {row[what][1]:6g} s" for what in WHAT)
         print(f"step {row['step']:3}  {spans}  mean staleness {row['staleness']:.2f}")

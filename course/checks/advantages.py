@@ -213,21 +213,6 @@ ADVANTAGES.bug(
 # --- dropped ---------------------------------------------------------------------------------------------------------
 
 
-def dropped_all_right_only():
-    """count only prompts whose answers are all right: where all are wrong there is no gradient either."""
-    return 0.5**4, 0.9**16
-
-
-def dropped_pass_rate():
-    """take the pass rate itself for the share of prompts that are always solved."""
-    return 0.5, 0.9
-
-
-def dropped_is_kept():
-    """give the share that is kept instead of the share that is dropped."""
-    return 1 - 2 * 0.5**4, 1 - 0.9**16
-
-
 ADVANTAGES.predict(
     name="dropped",
     minutes=5,
@@ -238,7 +223,14 @@ ADVANTAGES.predict(
         "Independent answers, all of them right or all of them wrong.",
     ),
     says="the share of prompts without a gradient at pass rate 1/2 with 4 completions, and at 0.9 with 16",
-    mistakes=(dropped_all_right_only, dropped_pass_rate, dropped_is_kept),
+    mistakes={
+        "count only prompts whose answers are all right: where all are wrong there is no gradient either.": (
+            0.5**4,
+            0.9**16,
+        ),
+        "take the pass rate itself for the share of prompts that are always solved.": (0.5, 0.9),
+        "give the share that is kept instead of the share that is dropped.": (1 - 2 * 0.5**4, 1 - 0.9**16),
+    },
     labels="1/2 and 4, 0.9 and 16",
     atol=1e-3,
 )

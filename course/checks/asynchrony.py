@@ -183,21 +183,6 @@ ASYNCHRONY.bug(
 # --- staleness-bound -------------------------------------------------------------------------------------------------
 
 
-def bound_of_phase():
-    """give the same number for both: when do the generators of each get new weights?"""
-    return 8, 8
-
-
-def bound_beyond_k():
-    """also count the step that trains on the token: a token's staleness is that at the start of the step."""
-    return 9, 8
-
-
-def bound_of_batches():
-    """count the batches in flight: the first of them is already in training."""
-    return 9, 9
-
-
 ASYNCHRONY.predict(
     name="staleness-bound",
     minutes=5,
@@ -209,27 +194,16 @@ ASYNCHRONY.predict(
     ),
     says="the most optimizer steps between the version that sampled a token and the one that trains on it, "
     "(pipeline, ppo), k = 8",
-    mistakes=(bound_of_phase, bound_beyond_k, bound_of_batches),
+    mistakes={
+        "give the same number for both: when do the generators of each get new weights?": (8, 8),
+        "also count the step that trains on the token: a token's staleness is that at the start of the step.": (9, 8),
+        "count the batches in flight: the first of them is already in training.": (9, 9),
+    },
     labels="pipeline, ppo",
 )
 
 
 # --- idle ------------------------------------------------------------------------------------------------------------
-
-
-def idle_at_once():
-    """let ppo's trainers begin with the first batch of a phase: they wait for the whole phase."""
-    return 0.4, 0.6, 0.0, 1 / 3, 0.25, 0.5
-
-
-def idle_never():
-    """expect asynchrony to keep both busy: the slower one sets the pace, and the other one waits for it."""
-    return 0.4, 0.6, 0.0, 0.0, 0.4, 0.6
-
-
-def idle_swapped():
-    """mix up generators and trainers."""
-    return 0.6, 0.4, 1 / 3, 0.0, 0.6, 0.4
 
 
 ASYNCHRONY.predict(
@@ -242,7 +216,25 @@ ASYNCHRONY.predict(
         "How long is a step in the long run, or a phase of ppo, and how much of it is work for each?",
     ),
     says="shares of the time without work, (generators, trainers) for pipeline k = 0, k = 1 and ppo k = 2",
-    mistakes=(idle_at_once, idle_never, idle_swapped),
+    mistakes={
+        "let ppo's trainers begin with the first batch of a phase: they wait for the whole phase.": (
+            0.4,
+            0.6,
+            0.0,
+            1 / 3,
+            0.25,
+            0.5,
+        ),
+        "expect asynchrony to keep both busy: the slower one sets the pace, and the other one waits for it.": (
+            0.4,
+            0.6,
+            0.0,
+            0.0,
+            0.4,
+            0.6,
+        ),
+        "mix up generators and trainers.": (0.6, 0.4, 1 / 3, 0.0, 0.6, 0.4),
+    },
     atol=5e-3,
     labels="generators with k = 0, trainers, generators with k = 1, trainers, generators of ppo, trainers",
 )

@@ -20,7 +20,6 @@ from course.submission import HEAD, answer, encode
 
 # The hand numbers are exact; fp32 exp(log(x)) and sums of a few terms are off by about 1e-7.
 RTOL, ATOL = 1e-5, 1e-6
-INF = float("inf")
 ANSWERS = "answers.py"  # holds the functions of predict and measure; its original lies in course/checks/
 
 
@@ -40,6 +39,16 @@ def call(function, *inputs):
 def each(function, values, **settings):
     """The function at each of these values of its first argument."""
     return [float(function(value, **settings)) for value in values]
+
+
+def prediction(text, answer):
+    """A wrong answer to a question, as a function with this docstring."""
+
+    def mistake():
+        return answer
+
+    mistake.__doc__ = text
+    return mistake
 
 
 class Claim(NamedTuple):
@@ -63,30 +72,21 @@ class Claim(NamedTuple):
     def check(self, implementation):
         """Raise AssertionError, naming the mistake if it is known, unless kind, shape and numbers are right."""
         __tracebackhide__ = True
-        if problem := self.problem(self.vector(implementation)):
+        if problem := self.problem(self.vector(implementation), self.right(implementation)):
             raise AssertionError(problem)
 
-    def problem(self, yours, expected=None, tell=True):
+    def problem(self, yours, expected, tell=True):
         """The message of a failed claim: the claim, numbers and shapes, expected and yours, the mistake; "" if right.
 
-        yours     vector, or a text that says why there is none
-        expected  vector; by default the claim's own
-        tell      whether the message shows the expected numbers
+        yours  vector, or a text that says why there is none
+        tell   whether the message shows the expected numbers
         """
-        expected = encode(self.expected) if expected is None else expected
+        lines = [self.says] + [f"  expected {self.told(expected)}"] * tell
         if isinstance(yours, str):
-            right = f"  expected {self.told(expected)} shape {_shape(expected)}\n" if tell else ""
-            return f"{self.says}\n{right}  yours    {yours}"
+            return "\n".join([*lines, f"  yours    {yours}"])
         if self.same(yours, expected) and all(map(math.isfinite, yours)):
             return ""
-        values = [self.told(vector) for vector in (expected, yours)]
-        width = max(map(len, values))
-        lines = [self.says] + [
-            f"  {whose:8} {text:{width}} shape {_shape(vector)}"
-            for whose, text, vector in zip(("expected", "yours"), values, (expected, yours))
-        ]
-        if not tell:
-            del lines[1]
+        lines.append(f"  yours    {self.told(yours)}")
         if yours[1:] == expected[1:]:
             lines[-1] += f", but {('floats', 'integers', 'True and False')[int(yours[0])]}"
         # A nan beside right numbers has too many causes to be sure of one.
@@ -95,18 +95,22 @@ class Claim(NamedTuple):
         return "\n".join(lines + [f"  {self.named(mistake, sure)}" for mistake in known])
 
     def told(self, vector):
-        """All values in one line, four significant digits, with the claim's labels if the shape is right."""
-        values = np.reshape(vector[HEAD:], _shape(vector))
+        """All values and the shape in one line, four significant digits, with the labels if their number fits."""
+        shape = tuple(int(size) for size in vector[2:HEAD][: int(vector[1])])
+        values = np.reshape(vector[HEAD:], shape)
         labels = self.labels.split(", ")
-        if not self.labels or values.shape[:1] != (len(labels),):
-            return _text(values)
-        return ", ".join(f"{label}: {_text(row)}" for label, row in zip(labels, values))
+        if not self.labels or shape[:1] != (len(labels),):
+            return f"{_text(values)} shape {shape}"
+        rows = [f"{label}: {_text(row)}" for label, row in zip(labels, values)]
+        return f"{', '.join(rows)} shape {shape}"
 
     def same(self, a, b):
         """Equal in kind, shape and, up to rounding, numbers; nan equals nan (a mistake may give it), inf inf."""
         if len(a) != len(b) or a[:HEAD] != b[:HEAD]:
             return False
-        return all(x == y or abs(x - y) <= self.atol + RTOL * abs(y) < INF or x != x and y != y for x, y in zip(a, b))
+        return all(
+            x == y or abs(x - y) <= self.atol + RTOL * abs(y) < math.inf or x != x and y != y for x, y in zip(a, b)
+        )
 
     @staticmethod
     def named(mistake, sure=True):
@@ -118,10 +122,6 @@ def _text(values):
     every = np.size(values) + 1
     text = np.array2string(np.asarray(values), separator=", ", formatter={"float": "{:.4g}".format}, threshold=every)
     return " ".join(text.split())
-
-
-def _shape(vector):
-    return tuple(int(size) for size in vector[2:HEAD][: int(vector[1])])
 
 
 # --- Exercises --------
@@ -158,10 +158,10 @@ class Chapter(list):
         claim = {name: fields.pop(name) for name in Claim._fields if name in fields}
         self.append(Exercise(kind=kind, **fields | ({"claims": (Claim(**claim),)} if claim else {})))
 
-    def answer(self, kind, *, name, **fields):
-        """An exercise whose function in ANSWERS, called as the exercise, returns numbers."""
-        where = f"{ANSWERS}:{name.replace('-', '_')}"
-        self.add(kind, name=name, where=where, **fields)
+    def answer(self, kind, *, name, mistakes=None, **fields):
+        """An exercise whose function in ANSWERS, called as the exercise, returns numbers; mistakes: {text: numbers}."""
+        known = [prediction(text, answer) for text, answer in (mistakes or {}).items()]
+        self.add(kind, name=name, where=f"{ANSWERS}:{name.replace('-', '_')}", mistakes=known, **fields)
 
     write, bug = partialmethod(add, "write"), partialmethod(add, "bug")
     predict, measure = partialmethod(answer, "predict"), partialmethod(answer, "measure")

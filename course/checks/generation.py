@@ -229,21 +229,6 @@ GENERATION.bug(
 # --- phrase ----------------------------------------------------------------------------------------------------------
 
 
-def phrase_trained():
-    """count the injected phrase as sampled by the policy: it carries no loss."""
-    return 102, 102
-
-
-def phrase_free():
-    """let the phrase cost nothing: it carries no loss, but it uses up the token budget."""
-    return 85, 85
-
-
-def phrase_ends_the_loss():
-    """stop at the interruption: the policy samples the answer after it, so the answer carries a loss."""
-    return 80, 102
-
-
 GENERATION.predict(
     name="phrase",
     minutes=5,
@@ -254,6 +239,10 @@ GENERATION.predict(
         "The policy sampled the thinking and the answer; the budget paid for everything.",
     ),
     says="of a completion of 80 tokens, 17 injected and 5 more: tokens with a loss, tokens of the budget",
-    mistakes=(phrase_trained, phrase_free, phrase_ends_the_loss),
+    mistakes={
+        "count the injected phrase as sampled by the policy: it carries no loss.": (102, 102),
+        "let the phrase cost nothing: it carries no loss, but it uses up the token budget.": (85, 85),
+        "stop at the interruption: the policy samples the answer after it, so the answer carries a loss.": (80, 102),
+    },
     labels="with a loss, of the budget",
 )

@@ -297,21 +297,6 @@ LAW.write(
 # --- crossing --------------------------------------------------------------------------------------------------------
 
 
-def crossing_early_winner():
-    """expect the run that is ahead at 5,000 GPU-hours to stay ahead."""
-    return 0, 0
-
-
-def crossing_by_asymptote():
-    """look at the asymptotes A only: far below its C_mid a run with a high asymptote can be behind."""
-    return 1, 1
-
-
-def crossing_swapped():
-    """mix up the two runs."""
-    return 1, 0
-
-
 LAW.predict(
     name="crossing",
     minutes=10,
@@ -322,22 +307,16 @@ LAW.predict(
         "Put the published numbers into Eq. 1: (A, B, C_mid), 5,000 and 50,000 GPU-hours.",
     ),
     says="which run (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at 50,000",
-    mistakes=(crossing_early_winner, crossing_by_asymptote, crossing_swapped),
+    mistakes={
+        "expect the run that is ahead at 5,000 GPU-hours to stay ahead.": (0, 0),
+        "look at the asymptotes A only: far below its C_mid a run with a high asymptote can be behind.": (1, 1),
+        "mix up the two runs.": (1, 0),
+    },
     labels="at 5000, at 50000",
 )
 
 
 # --- power-law -------------------------------------------------------------------------------------------------------
-
-
-def power_law_agrees():
-    """give the sigmoid's A: a power law fitted while the curve still bends finds a higher one."""
-    return 0.645
-
-
-def power_law_of_a_longer_range():
-    """give the paper's number for the fit from 1,500 GPU-hours on."""
-    return 1.0
 
 
 LAW.predict(
@@ -350,7 +329,10 @@ LAW.predict(
         "The power law has to explain a steep start by an asymptote further away. The paper gives the number.",
     ),
     says="the asymptote A of a power law fitted between 5,000 and 50,000 GPU-hours",
-    mistakes=(power_law_agrees, power_law_of_a_longer_range),
+    mistakes={
+        "give the sigmoid's A: a power law fitted while the curve still bends finds a higher one.": 0.645,
+        "give the paper's number for the fit from 1,500 GPU-hours on.": 1.0,
+    },
     atol=0.03,
 )
 

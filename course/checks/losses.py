@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from course.checks.claims import Chapter, Claim
+from course.checks.claims import Chapter
 
 LOSSES = Chapter()
 
@@ -85,7 +85,17 @@ def ratio_and_gradient(ratio, logprobs, gen_logprobs, _, mask):
 
 
 # exp(ln 1/2 - ln 1/4) = 2, (1/2) / (1/16) = 8 and so on; 1, the ratio of equal policies, where the mask is False.
-RATIO = Claim(
+LOSSES.write(
+    name="ratio",
+    where="loss.py:importance_ratio",
+    minutes=10,
+    teaches="The importance ratio compares the policy that trains with the policy that sampled, token by token.",
+    hints=(
+        "Eq. 2; the module docstring names both log-probabilities.",
+        "Padding holds nan and -inf. What happens to a sum over tokens if one position is nan?",
+        "A ratio of probabilities is the exponential of a difference of logarithms. A helper in the same file "
+        "takes that difference and leaves 0 where the mask is False.",
+    ),
     says="pi_train over pi_gen, and 1, with the gradient 0, where nothing was sampled",
     probe=ratio_and_gradient,
     inputs=CISPO_INPUT,
@@ -98,21 +108,6 @@ RATIO = Claim(
         ratio_zero_outside_the_mask,
         ratio_masked_too_late,
     ),
-)
-
-
-LOSSES.write(
-    name="ratio",
-    where="loss.py:importance_ratio",
-    minutes=10,
-    teaches="The importance ratio compares the policy that trains with the policy that sampled, token by token.",
-    hints=(
-        "Eq. 2; the module docstring names both log-probabilities.",
-        "Padding holds nan and -inf. What happens to a sum over tokens if one position is nan?",
-        "A ratio of probabilities is the exponential of a difference of logarithms. A helper in the same file "
-        "takes that difference and leaves 0 where the mask is False.",
-    ),
-    claims=(RATIO,),
 )
 
 
@@ -382,21 +377,6 @@ LOSSES.write(
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
-def weights_dapo_keeps_capped():
-    """take DAPO's clip for the weight: what is the derivative of a constant?"""
-    return 4, 1.26, -4, -8
-
-
-def weights_dapo_drops_both():
-    """let DAPO drop the token for both signs: which of the two terms is the smaller, for each sign?"""
-    return 4, 0, -4, 0
-
-
-def weights_cispo_drops():
-    """let CISPO drop the token too: it never takes a token's gradient away."""
-    return 0, 0, 0, -8
-
-
 LOSSES.predict(
     name="weights",
     minutes=10,
@@ -408,7 +388,11 @@ LOSSES.predict(
     ),
     says="d objective / d log pi_train of a token 8 times as likely as when sampled: (CISPO, DAPO) for A = +1, "
     "then A = -1",
-    mistakes=(weights_dapo_keeps_capped, weights_dapo_drops_both, weights_cispo_drops),
+    mistakes={
+        "take DAPO's clip for the weight: what is the derivative of a constant?": (4, 1.26, -4, -8),
+        "let DAPO drop the token for both signs: which of the two terms is the smaller, for each sign?": (4, 0, -4, 0),
+        "let CISPO drop the token too: it never takes a token's gradient away.": (0, 0, 0, -8),
+    },
     labels="CISPO for A = +1, DAPO for A = +1, CISPO for A = -1, DAPO for A = -1",
     atol=1e-3,
 )

@@ -69,9 +69,12 @@ PRECISION.write(
 # --- mismatch --------------------------------------------------------------------------------------------------------
 
 
+SIZES = "mean_abs_log_ratio, k3, clipped, effective_sample_size"
+
+
 def apart(mismatch, logprobs, gen_logprobs, mask, low, high):
     found = mismatch(logprobs, gen_logprobs, mask, low=low, high=high)
-    return [float(found[name]) for name in ("mean_abs_log_ratio", "k3", "clipped", "effective_sample_size")]
+    return [float(found[name]) for name in SIZES.split(", ")]
 
 
 def _apart(log_ratio, low, high, k3=None):
@@ -136,7 +139,7 @@ PRECISION.write(
         3.0,
     ),
     expected=[4 * math.log(2) / 3, (3.5 - 2 * math.log(2)) / 3, 2 / 3, 6.5**2 / 20.25 / 3],
-    labels="mean_abs_log_ratio, k3, clipped, effective_sample_size",
+    labels=SIZES,
     mistakes=(mismatch_reversed, mismatch_k1, mismatch_k2, mismatch_size_in_tokens, mismatch_of_all),
 )
 
@@ -175,21 +178,6 @@ PRECISION.bug(
 # --- rounding --------------------------------------------------------------------------------------------------------
 
 
-def rounding_kept():
-    """expect bf16 to keep 2^-9: count its significant bits, from the first one of the sum."""
-    return 1 + 2**-9, 1 + 2**-9
-
-
-def rounding_in_both():
-    """expect fp32 to lose 2^-9 too: count its significant bits."""
-    return 1.0, 1.0
-
-
-def rounding_swapped():
-    """mix up bf16 and fp32."""
-    return 1 + 2**-9, 1.0
-
-
 PRECISION.predict(
     name="rounding",
     minutes=5,
@@ -200,7 +188,11 @@ PRECISION.predict(
         "The next number above 1 is 1 + 2^-7 in bf16 and 1 + 2^-23 in fp32.",
     ),
     says="1 + 2^-9 as a sum in bf16, then in fp32",
-    mistakes=(rounding_kept, rounding_in_both, rounding_swapped),
+    mistakes={
+        "expect bf16 to keep 2^-9: count its significant bits, from the first one of the sum.": (1 + 2**-9, 1 + 2**-9),
+        "expect fp32 to lose 2^-9 too: count its significant bits.": (1.0, 1.0),
+        "mix up bf16 and fp32.": (1 + 2**-9, 1.0),
+    },
     labels="bf16, fp32",
     atol=1e-4,
 )

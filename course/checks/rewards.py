@@ -207,19 +207,23 @@ def retired(is_retired, rates, threshold):
     return [float(x) for x in (*found, is_retired(SimpleNamespace(threshold=None, pass_rates={0: 1.0}), 0))]
 
 
+def _retired(self, index, above, unknown=0.0):
+    return self.threshold is not None and self.pass_rates.get(index, unknown) >= self.threshold + above
+
+
 def retired_strictly_above(self, index):
     """ask for more than the threshold: a prompt at exactly 9 of 10 would be sampled again."""
-    return self.threshold is not None and self.pass_rates.get(index, 0.0) > self.threshold + 1e-6
+    return _retired(self, index, 1e-6)
 
 
 def retired_without_margin(self, index):
     """leave no room for rounding: 9 of 10 may arrive as 0.89999998."""
-    return self.threshold is not None and self.pass_rates.get(index, 0.0) >= self.threshold
+    return _retired(self, index, 0.0)
 
 
 def retired_when_unknown(self, index):
     """retire prompts that were never sampled."""
-    return self.threshold is not None and self.pass_rates.get(index, 1.0) >= self.threshold - 1e-6
+    return _retired(self, index, -1e-6, unknown=1.0)
 
 
 def retired_from_below(self, index):

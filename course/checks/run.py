@@ -137,21 +137,6 @@ RUN.write(
 # --- flops -----------------------------------------------------------------------------------------------------------
 
 
-def flops_of_training_only():
-    """forget the generators."""
-    return 8e9 * 6 * 768 * 10_500
-
-
-def flops_six_for_all():
-    """count a generated token like a trained one: generating has no backward pass."""
-    return 8e9 * 6 * 768 * (10_000 + 10_500)
-
-
-def flops_without_prompts():
-    """count the completions only in training: the prompts pass through the trainer as well."""
-    return 8e9 * (2 + 6) * 768 * 10_000
-
-
 RUN.predict(
     name="flops",
     minutes=10,
@@ -162,7 +147,17 @@ RUN.predict(
         "2 N for a forward pass of one token, 4 N more for its backward pass.",
     ),
     says="floating-point operations of one step",
-    mistakes=(flops_of_training_only, flops_six_for_all, flops_without_prompts),
+    mistakes={
+        "forget the generators.": 8e9 * 6 * 768 * 10_500,
+        "count a generated token like a trained one: generating has no backward pass.": 8e9
+        * 6
+        * 768
+        * (10_000 + 10_500),
+        "count the completions only in training: the prompts pass through the trainer as well.": 8e9
+        * (2 + 6)
+        * 768
+        * 10_000,
+    },
     atol=2e15,
 )
 

@@ -15,7 +15,6 @@ import ast
 import importlib
 import io
 import multiprocessing
-import operator
 import os
 import shutil
 import sys
@@ -174,8 +173,7 @@ def build(exercise, text, original, root):
     for other in EXERCISES:
         if other.file == exercise.file and other is not exercise:
             owner, _, name = other.target.rpartition(".")
-            theirs, own = (operator.attrgetter(owner)(x) if owner else x for x in (original, module))
-            setattr(own, name, getattr(theirs, name))
+            setattr(getattr(module, owner, module), name, getattr(getattr(original, owner, original), name))
     return definition(module, exercise.target)
 
 

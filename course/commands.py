@@ -32,11 +32,10 @@ def start(folder):
         sys.exit(f"{folder} is not empty; nothing is overwritten: give another folder")
     for pattern in COPIED:
         for path in filter(Path.is_file, ROOT.glob(pattern)):
-            name = path.relative_to(ROOT)
-            originals = [folder / checker.HIDDEN / "original" / name] if path.suffix == ".py" else []
-            for target in (folder / name, *originals):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
+            target = folder / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    shutil.copytree(folder, folder / checker.HIDDEN / "original")
     shutil.copyfile(ROOT / "exercises.md", folder / "README.md")
     (folder / "course" / "checks" / checker.ANSWERS).unlink()
     for file in checker.FILES:
@@ -80,9 +79,8 @@ def listed():
     for chapter, exercises in CHAPTERS.items():
         lines.append(chapter)
         for x in exercises:
-            state = "-" if found[x.name] is None else "started" if found[x.name] else "solved"
-            if state == "solved" and is_given(x):
-                state = "original"
+            problems = found[x.name]
+            state = "-" if problems is None else "started" if problems else "original" if is_given(x) else "solved"
             lines.append(f"  {state:9} {x.name:15} {x.kind:8} {x.minutes:3} min  {x.where}")
     return "\n".join([*lines, f"{list(found.values()).count([])} of {len(EXERCISES)} done"])
 
@@ -164,8 +162,7 @@ def train(flags):
     code = [x for x in EXERCISES if x.kind in ("write", "bug")]
     yours = [x.name for x in done(code)]
     checker.assemble(ROOT, HIDDEN / "run", yours)
-    others = [x.name for x in code if x.name not in yours]
-    print(f"yours: {', '.join(yours) or 'none'}\nthe original's: {', '.join(others) or 'none'}", flush=True)
+    print(f"yours: {', '.join(yours) or 'none'}; all others are the originals", flush=True)
     command = [sys.executable, str(HIDDEN / "run" / "train.py"), *flags]
     if os.name == "posix":
         os.execv(command[0], command)
@@ -209,7 +206,7 @@ def main():
     if not HIDDEN.exists():
         sys.exit("this is the project, not a student's folder; first: python exercises.py start FOLDER")
     does = {
-        "train": lambda: train(sys.argv[sys.argv.index("train") + 1 :]),
+        "train": lambda: train(rest),
         "next": lambda: following(args.name),
         "list": listed,
         "pack": pack,

@@ -174,7 +174,7 @@ ADVANTAGES.bug(
 # --- shaped-filter ---------------------------------------------------------------------------------------------------
 
 
-def filter_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
+def filter_by_the_shaped_reward(groups, zero_variance_filter, normalisation):
     """filter by the shaped reward: two right answers of different length look unequal, so the prompt is kept."""
     known = torch.tensor([all(rollout.value is not None for rollout in group) for group in groups])
     return known & torch.tensor([len({rollout.reward for rollout in group}) > 1 for group in groups]), None

@@ -24,27 +24,27 @@ def _batches(version, off_policy, k):
     return k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k
 
 
-def requests_k_batches(version, *, off_policy, k, steps, prompts):
+def requests_k_batches(version, off_policy, k, steps, prompts):
     """issue k + v batches instead of k + 1 + v in a pipeline: with k = 0 nothing ever starts."""
     return min(_batches(version, off_policy, k) - (off_policy == "pipeline"), steps) * prompts
 
 
-def requests_without_end(version, *, off_policy, k, steps, prompts):
+def requests_without_end(version, off_policy, k, steps, prompts):
     """forget the end of the run: requests are issued for steps that never come."""
     return _batches(version, off_policy, k) * prompts
 
 
-def requests_ppo_every_step(version, *, off_policy, k, steps, prompts):
+def requests_ppo_every_step(version, off_policy, k, steps, prompts):
     """let ppo issue requests in every step instead of once per phase, as a pipeline does."""
     return min(k + 1 + version if off_policy == "pipeline" else version + k, steps) * prompts
 
 
-def requests_in_batches(version, *, off_policy, k, steps, prompts):
+def requests_in_batches(version, off_policy, k, steps, prompts):
     """count batches instead of prompts."""
     return min(_batches(version, off_policy, k), steps)
 
 
-def requests_rules_swapped(version, *, off_policy, k, steps, prompts):
+def requests_rules_swapped(version, off_policy, k, steps, prompts):
     """mix up the two rules."""
     other = "ppo" if off_policy == "pipeline" else "pipeline"
     return min(_batches(version, other, k), steps) * prompts
@@ -105,23 +105,23 @@ def _ages(groups, step):
     return [step - min(rollout.versions) for group in groups for rollout in group if rollout.versions]
 
 
-def rule_bound_is_k(groups, step, *, off_policy, k):
+def rule_bound_is_k(groups, step, off_policy, k):
     """take k for both rules: all batches of a phase of ppo begin at one version, so its last one is k - 1 steps old."""
     _end_if(max(_ages(groups, step), default=0) > k)
 
 
-def rule_bound_itself_ends(groups, step, *, off_policy, k):
+def rule_bound_itself_ends(groups, step, off_policy, k):
     """end the run at the bound: a token may be as old as the rule promises, not older."""
     _end_if(max(_ages(groups, step), default=0) >= k - (off_policy == "ppo"))
 
 
-def rule_bound_of_the_newest(groups, step, *, off_policy, k):
+def rule_bound_of_the_newest(groups, step, off_policy, k):
     """look at the newest token of a rollout: one that was half done when new weights came has older ones."""
     ages = [step - max(rollout.versions) for group in groups for rollout in group if rollout.versions]
     _end_if(max(ages, default=0) > k - (off_policy == "ppo"))
 
 
-def rule_bound_of_the_first(groups, step, *, off_policy, k):
+def rule_bound_of_the_first(groups, step, off_policy, k):
     """look at the first rollout of each group: its siblings may have waited longer for a slot, or less long."""
     _end_if(max(_ages([group[:1] for group in groups], step), default=0) > k - (off_policy == "ppo"))
 

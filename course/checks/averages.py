@@ -146,11 +146,9 @@ def _prompt_average(objective, prompt_index, lengths):
 
 # Two prompts of two completions, with 2 and 5 sampled tokens; the third completion has an injected token inside.
 OBJECTIVE = torch.tensor([[4.0, 0.0, 0.0], [8.0, 0.0, 0.0], [1.0, 0.0, 3.0], [2.0, -1.0, 2.0]])
-MASK = OBJECTIVE != 0
 PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
-
-
 WHOLE = SimpleNamespace(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5]))
+BATCH = OBJECTIVE, OBJECTIVE != 0, PROMPT_INDEX, WHOLE
 
 
 def prompt_average(aggregate, objective, mask, prompt_index, whole):
@@ -166,14 +164,11 @@ def micro_batches(aggregate, objective, mask, prompt_index, whole):
     ]
 
 
-BATCH = OBJECTIVE, MASK, PROMPT_INDEX
-
-
 # (12 / 2 + 7 / 5) / 2 = 3.7
 PROMPT_AVERAGE = Claim(
     says="every prompt has weight 1/2, whatever its length",
     probe=prompt_average,
-    inputs=(*BATCH, WHOLE),
+    inputs=BATCH,
     expected=3.7,
     mistakes=(
         average_over_tokens,
@@ -189,7 +184,7 @@ PROMPT_AVERAGE = Claim(
 MICRO_BATCHES = Claim(
     says="the shares of micro-batches add up to the prompt, sample and token average of the batch; a dummy adds 0",
     probe=micro_batches,
-    inputs=(*BATCH, WHOLE),
+    inputs=BATCH,
     expected=[3.7, 15 / 4, 19 / 7],
     labels="prompt, sample, token",
     mistakes=(

@@ -21,6 +21,10 @@ def _cdf(log_pi):
     return log_pi.double().exp().cumsum(-1)
 
 
+def _above(cdf, uniforms):
+    return torch.searchsorted(cdf, uniforms[:, None], right=True).squeeze(-1)
+
+
 def sample_from_the_left(log_pi, uniforms):
     """take the first token whose running sum is at least u (not above it): u = 0 takes a token of probability 0."""
     return torch.searchsorted(_cdf(log_pi), uniforms[:, None]).squeeze(-1)
@@ -38,13 +42,12 @@ def sample_without_running_sum(log_pi, uniforms):
 
 def sample_a_rank(log_pi, uniforms):
     """sort the tokens by probability first and return the rank instead of the id."""
-    ranked = _cdf(log_pi.sort(-1, descending=True).values)
-    return torch.searchsorted(ranked, uniforms[:, None], right=True).squeeze(-1)
+    return _above(_cdf(log_pi.sort(-1, descending=True).values), uniforms)
 
 
 def sample_past_the_end(log_pi, uniforms):
     """forget that rounding may keep the last running sum below u: then there is no such token."""
-    return torch.searchsorted(_cdf(log_pi), uniforms[:, None], right=True).squeeze(-1)
+    return _above(_cdf(log_pi), uniforms)
 
 
 def sample_none_is_the_first(log_pi, uniforms):

@@ -114,7 +114,7 @@ LOSSES.write(
 # --- cispo -----------------------------------------------------------------------------------------------------------
 
 
-def cispo_without_stop_gradient(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_without_stop_gradient(logprobs, gen_logprobs, advantages, mask, eps_max):
     """let the gradient through the ratio, so a token's weight also depends on its own log-probability."""
     return _weighted_logprobs(_ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max), logprobs, advantages, mask)
 
@@ -134,20 +134,20 @@ def cispo_ratio_recomputed(logprobs, gen_logprobs, *rest, eps_max):
     return _capped(logprobs, logprobs, *rest, cap=eps_max)
 
 
-def cispo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, eps_max):
     """divide pi_gen by pi_train instead of pi_train by pi_gen."""
     ratio = _ratio(gen_logprobs, logprobs, mask).detach()
     return _weighted_logprobs(ratio.clamp(max=eps_max), logprobs, advantages, mask)
 
 
-def cispo_min_after_the_advantage(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_min_after_the_advantage(logprobs, gen_logprobs, advantages, mask, eps_max):
     """multiply by the advantage before taking the min, as a clipped loss does: where A < 0 the cap becomes a floor."""
     ratio = _ratio(logprobs, gen_logprobs, mask).detach()
     advantages = advantages[:, None]
     return _fill(torch.minimum(ratio * advantages, eps_max * advantages) * _fill(logprobs, mask), mask)
 
 
-def cispo_drops_capped_tokens(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_drops_capped_tokens(logprobs, gen_logprobs, advantages, mask, eps_max):
     """drop tokens above the cap, as a clip does, whereas CISPO keeps them with the weight eps_max."""
     ratio = _ratio(logprobs, gen_logprobs, mask).detach()
     return _weighted_logprobs(ratio * (ratio <= eps_max), logprobs, advantages, mask)
@@ -158,23 +158,23 @@ def cispo_to_be_minimised(*batch, eps_max):
     return -_capped(*batch, cap=eps_max)
 
 
-def cispo_injected_tokens_counted(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_injected_tokens_counted(logprobs, gen_logprobs, advantages, mask, eps_max):
     """count every finite position: the phrase injected by an interruption is trained as if it had been sampled."""
     return _capped(logprobs, gen_logprobs, advantages, logprobs.isfinite() & gen_logprobs.isfinite(), cap=eps_max)
 
 
-def cispo_without_mask(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_without_mask(logprobs, gen_logprobs, advantages, mask, eps_max):
     """leave the mask to the ratio: log pi_train of padding is nan, and injected tokens are trained with weight 1."""
     return _ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max).detach() * advantages[:, None] * logprobs
 
 
-def cispo_mask_multiplied(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_mask_multiplied(logprobs, gen_logprobs, advantages, mask, eps_max):
     """multiply by the mask at the end: 0 * inf and 0 * nan are nan, so padding must be filled before any arithmetic."""
     ratio = (logprobs - gen_logprobs).exp().clamp(max=eps_max).detach()
     return ratio * advantages[:, None] * logprobs * mask
 
 
-def _capped(logprobs, gen_logprobs, advantages, mask, *, cap):
+def _capped(logprobs, gen_logprobs, advantages, mask, cap):
     """Right, if the cap is."""
     ratio = _ratio(logprobs, gen_logprobs, mask).detach()
     return _weighted_logprobs(ratio.clamp(max=cap), logprobs, advantages, mask)
@@ -327,7 +327,7 @@ def sequence_ratio_without_root(logprobs, gen_logprobs, mask):
 def sequence_ratio_arithmetic(logprobs, gen_logprobs, mask):
     """average the token ratios instead of their logarithms (the arithmetic mean instead of the geometric one)."""
     total = _fill(_ratio(logprobs, gen_logprobs, mask), mask).sum(-1, keepdim=True)
-    return torch.where(mask.any(-1, keepdim=True), total / mask.sum(-1, keepdim=True).clamp(min=1), 1.0)
+    return torch.where(mask.any(-1, keepdim=True), total / _length(mask), 1.0)
 
 
 def sequence_ratio_over_the_whole_width(logprobs, gen_logprobs, mask):
@@ -338,7 +338,11 @@ def sequence_ratio_over_the_whole_width(logprobs, gen_logprobs, mask):
 def sequence_ratio_inverted(logprobs, gen_logprobs, mask):
     """divide pi_gen by pi_train instead of pi_train by pi_gen."""
     total = _ratio(gen_logprobs, logprobs, mask).log().sum(-1, keepdim=True)
-    return (total / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
+    return (total / _length(mask)).exp()
+
+
+def _length(mask):
+    return mask.sum(-1, keepdim=True).clamp(min=1)
 
 
 def ratio_of_tokens(ratio, logprobs, gen_logprobs, _, mask):

@@ -77,42 +77,42 @@ def apart(mismatch, logprobs, gen_logprobs, mask, low, high):
     return [float(found[name]) for name in SIZES.split(", ")]
 
 
-def _apart(log_ratio, low, high, k3=None):
+def _apart(log_ratio, low, high):
     ratio = log_ratio.exp()
     return {
         "mean_abs_log_ratio": log_ratio.abs().mean(),
-        "k3": (ratio - 1 - log_ratio).mean() if k3 is None else k3,
+        "k3": (ratio - 1 - log_ratio).mean(),
         "clipped": ((ratio < low) | (ratio > high)).double().mean(),
         "effective_sample_size": ratio.sum() ** 2 / (ratio**2).sum() / len(ratio),
     }
 
 
-def mismatch_reversed(logprobs, gen_logprobs, mask, *, low, high):
+def mismatch_reversed(logprobs, gen_logprobs, mask, **bounds):
     """turn the ratio round: that is k3 for KL(pi_train || pi_gen), which needs samples of pi_train."""
-    return _apart((gen_logprobs - logprobs)[mask], low, high)
+    return _apart((gen_logprobs - logprobs)[mask], **bounds)
 
 
-def mismatch_k1(logprobs, gen_logprobs, mask, *, low, high):
+def mismatch_k1(logprobs, gen_logprobs, mask, **bounds):
     """use k1 = -log rho: unbiased, but some values are negative and the mean is noisy."""
     log_ratio = (logprobs - gen_logprobs)[mask]
-    return _apart(log_ratio, low, high, -log_ratio.mean())
+    return _apart(log_ratio, **bounds) | {"k3": -log_ratio.mean()}
 
 
-def mismatch_k2(logprobs, gen_logprobs, mask, *, low, high):
+def mismatch_k2(logprobs, gen_logprobs, mask, **bounds):
     """use k2 = (log rho)^2 / 2: biased as soon as the policies differ."""
     log_ratio = (logprobs - gen_logprobs)[mask]
-    return _apart(log_ratio, low, high, (log_ratio**2 / 2).mean())
+    return _apart(log_ratio, **bounds) | {"k3": (log_ratio**2 / 2).mean()}
 
 
-def mismatch_size_in_tokens(logprobs, gen_logprobs, mask, *, low, high):
+def mismatch_size_in_tokens(logprobs, gen_logprobs, mask, **bounds):
     """leave out the division by the number of tokens: the effective sample size is asked for as a share."""
-    found = _apart((logprobs - gen_logprobs)[mask], low, high)
+    found = _apart((logprobs - gen_logprobs)[mask], **bounds)
     return found | {"effective_sample_size": found["effective_sample_size"] * mask.sum()}
 
 
-def mismatch_of_all(logprobs, gen_logprobs, mask, *, low, high):
+def mismatch_of_all(logprobs, gen_logprobs, mask, **bounds):
     """average over all tokens, injected ones too."""
-    return _apart((logprobs - gen_logprobs).flatten(), low, high)
+    return _apart((logprobs - gen_logprobs).flatten(), **bounds)
 
 
 # Ratios 2, 4 and 1/2; the last token was injected. Mean |log rho| = ln 2 (1 + 2 + 1) / 3. k3 is the mean of

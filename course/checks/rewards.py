@@ -65,27 +65,27 @@ REWARDS.write(
 # --- penalty ---------------------------------------------------------------------------------------------------------
 
 
-def penalty_without_floor(tokens, *, length_max, length_cache):
+def penalty_without_floor(tokens, length_max, length_cache):
     """forget the clip at -1: a long right answer can get less than a wrong one."""
     return min((length_max - tokens) / length_cache - 1, 0.0)
 
 
-def penalty_with_bonus(tokens, *, length_max, length_cache):
+def penalty_with_bonus(tokens, length_max, length_cache):
     """forget the clip at 0: short answers get a bonus."""
     return max((length_max - tokens) / length_cache - 1, -1.0)
 
 
-def penalty_without_minus_one(tokens, *, length_max, length_cache):
+def penalty_without_minus_one(tokens, length_max, length_cache):
     """leave out the - 1: the penalty starts at L_max instead of L_max - L_cache."""
     return min(max((length_max - tokens) / length_cache, -1.0), 0.0)
 
 
-def penalty_as_reward(tokens, *, length_max, length_cache):
+def penalty_as_reward(tokens, length_max, length_cache):
     """turn the sign round: long answers are rewarded."""
     return -min(max((length_max - tokens) / length_cache - 1, -1.0), 0.0)
 
 
-def penalty_over_the_whole_length(tokens, *, length_max, length_cache):
+def penalty_over_the_whole_length(tokens, length_max, length_cache):
     """divide by L_max instead of L_cache: the penalty starts at length 0."""
     return min(max((length_max - tokens) / length_max - 1, -1.0), 0.0)
 

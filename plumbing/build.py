@@ -68,7 +68,7 @@ def load_prompts(args):
         args, prompts = prepare(args)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         refuse(error)
-    if alone(args) or os.environ.get("RANK") == "0":  # once, not by the process that starts the ranks
+    if alone(args) or torchrun("WORLD_SIZE") > 1 and torchrun("RANK") == 0:  # not by the process that starts the ranks
         print(*args.notes, sep="\n", end="\n" if args.notes else "")
         for source, columns in prompts.unread.items():
             if columns:

@@ -20,6 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+pytest.register_assert_rewrite("runs", "rollouts")
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, by this process and by those that tests start
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # what forks after tokenising need not be told so
 
@@ -46,9 +47,9 @@ def write_rows(path, rows):
     Path(path).write_text(jsonl(rows), encoding="utf-8")
 
 
-def rows(name):
-    """The rows of data/NAME.jsonl."""
-    return read_rows(DATA / f"{name}.jsonl")
+def rows(name, kind=None):
+    """The rows of data/NAME.jsonl, or only those of a kind."""
+    return read_rows(DATA / f"{name}.jsonl", kind)
 
 
 def close(found, expected, within):
@@ -153,6 +154,34 @@ def wait_until(true, what, seconds=30.0):
         time.sleep(0.02)
 
 
+CHARACTERS = "0123456789+-=.abcdefghijklmnopqrstuvwxyz:?| "
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def character_tokenizer(*, template=None, wrap=False, characters=CHARACTERS):
+    """One token per character, id = 3 + place in `characters`; `wrap` adds <bos> and <eos> as some models do."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<unk>": 0, "<bos>": 1, "<eos>": 2} | {c: 3 + i for i, c in enumerate(characters)}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    if wrap:
+        marks = [("<bos>", 1), ("<eos>", 2)]
+        core.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=marks)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", bos_token="<bos>", eos_token="<eos>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return character_tokenizer()
+
+
 KINDS = {  # what differs between the models that tests make
     "qwen3": dict(tie_word_embeddings=True),
     "llama": dict(num_attention_heads=4, tie_word_embeddings=False),
@@ -225,6 +254,19 @@ def rollout(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_token
 made = itertools.count()
 
 
+def sampled(prompt_ids, ids, logprobs, mask=None):
+    """A pipeline.Rollout with these tokens."""
+    import pipeline
+
+    mask = mask or [True] * len(ids)
+    return pipeline.Rollout(0, 0, False, prompt_ids, ids, mask, logprobs, [0] * len(ids), "", False, False)
+
+
+def alone(sums, largest):
+    """Processes.total of a single trainer."""
+    return sums.tolist(), largest.item()
+
+
 def batch(*verdicts):
     """A group of rollouts for each list of verdicts."""
     return [[rollout(correct, p) for correct in group] for p, group in enumerate(verdicts)]
@@ -265,6 +307,42 @@ def defined(path):
                 yield from walk(node.body, f"{prefix}{node.name}.")
 
     return dict(walk(ast.parse(path.read_text()).body, ""))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Every test runs in an empty folder and without a launcher's variables."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+@pytest.fixture
+def start(forks, tmp_path):
+    """(world, flags, fault=…) -> a Run; its processes are killed when the test ends."""
+    from runs import Run
+
+    runs = []
+
+    def started(world, flags, out=tmp_path / "run", fault=None):
+        runs.append(Run(out))
+        return runs[-1].fork(forks, world, flags, fault)
+
+    yield started
+    for process in (process for run in runs for process in run.processes):
+        process.kill()
+        process.join()
+
+
+@pytest.fixture(scope="module")
+def launchers():
+    """The launchers that tests start; those that a failed test leaves running are ended with this module."""
+    from runs import PATIENCE
+
+    started = []
+    yield started
+    for launcher in started:
+        launcher.terminate()  # a launcher ends its ranks too; does nothing if it has ended
+        launcher.wait(PATIENCE)
 
 
 # Test modules -> what they need that macOS and Windows lack.
@@ -331,7 +409,7 @@ def forks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent), str(here)]))
         late = "transformers.models.qwen3.modeling_qwen3", "plumbing.figures", "matplotlib.figure"
-        context.set_forkserver_preload(["train", "test_train", *late])
+        context.set_forkserver_preload(["train", "runs", *late])
         multiprocessing.forkserver.ensure_running()
     return context
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import batch, rollout
+from conftest import alone, batch, rollout, sampled
 from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import batches
 import data
 import loss
-import pipeline
 from plumbing import evaluate
 from verify.graders import OWN, UNREADABLE
 
@@ -89,12 +88,6 @@ def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(g
         assert sorted(read + [h.key for h in share.dropped]) == sorted(h.key for group in groups for h in group)
 
 
-def sampled(prompt_ids, ids, logprobs, mask=None):
-    """A pipeline.Rollout with these tokens."""
-    mask = mask or [True] * len(ids)
-    return pipeline.Rollout(0, 0, False, prompt_ids, ids, mask, logprobs, [0] * len(ids), "", False, False)
-
-
 def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_injection_and_padding():
     longer = sampled([5, 6], [7, 8, 9], [-0.5, 0.0, -0.25], [True, False, True])
     items = [batches.Item(None, 1.5, 4), batches.Item(None, -0.5, 0)]
@@ -104,11 +97,6 @@ def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_i
     assert found.mask.tolist() == [[False, True, False, True], [True, False, False, False]]
     assert found.gen_logprobs.tolist() == [[0, -0.5, 0, -0.25], [-2, 0, 0, 0]]
     assert found.advantages.tolist() == [1.5, -0.5] and found.prompt_index.tolist() == [4, 0]
-
-
-def alone(sums, largest):
-    """Processes.total of a single trainer."""
-    return sums.tolist(), largest.item()
 
 
 def test_statistics_are_means_per_token_over_micro_batches_and_nothing_without_tokens():

@@ -15,10 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ended, given, refuses, tiny_model, trained, write_rows
+from conftest import TEMPLATE, character_tokenizer, ended, given, refuses, tiny_model, trained, write_rows
+from runs import BASE, refused
 from safetensors.torch import load_file, save_file
-from test_data import TEMPLATE, character_tokenizer
-from test_train import BASE, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
 import fit
@@ -281,7 +280,7 @@ CONTENTS = {
 
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.json", "a.log", "a.jsonl.gz", "a.npz"])
-def test_no_file_of_prompts_or_log_runs_code_whatever_its_name_says(name, content, elsewhere):  # noqa: F811
+def test_no_file_of_prompts_or_log_runs_code_whatever_its_name_says(name, content):
     Path(name).write_bytes(CONTENTS[content])
     with suppress(ValueError):
         sources.read_sources([name], character_tokenizer(), budget=40, validation=1)

@@ -2,41 +2,20 @@
 
 import hashlib
 import json
+import random
 import re
 from collections import Counter
 
 import pytest
-from conftest import check_exercise, refuses
+from conftest import ROOT, check_exercise, refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 import data
-
-CHARACTERS = "0123456789+-=.abcdefghijklmnopqrstuvwxyz:?| "
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-
-
-def character_tokenizer(*, template=None, wrap=False, characters=CHARACTERS):
-    """One token per character, id = 3 + place in `characters`; `wrap` adds <bos> and <eos> as some models do."""
-    vocabulary = {"<unk>": 0, "<bos>": 1, "<eos>": 2} | {c: 3 + i for i, c in enumerate(characters)}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    if wrap:
-        marks = [("<bos>", 1), ("<eos>", 2)]
-        core.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=marks)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", bos_token="<bos>", eos_token="<eos>")
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return character_tokenizer()
+from plumbing.prompts import TASKS
+from plumbing.settings import preset_of
+from recipes import PRESETS
 
 
 class Ready:
@@ -95,6 +74,25 @@ def test_sorting_answers_hold_the_digits_of_the_prompt_from_small_to_large():
         assert text[0] == text[-1] == "=" and list(answer) == sorted(text[1:-1])
     lengths = {len(text) - 2 for text, _ in data.examples("sorting", 10_000, seed=0, held_out=False)}
     assert lengths == set(range(3, 13))
+
+
+@pytest.mark.parametrize("task", data.EMBEDDED_TASKS)
+def test_every_embedded_task_can_be_learnt(task):
+    """Its prompts are the same again, apart from the held-out ones, and its policy can read them; answers are exact."""
+    row = data.EMBEDDED_TASKS[task]
+    train, held, again = (data.examples(task, row.prompts, seed=0, held_out=held_out) for held_out in (0, 1, 0))
+    assert train == again and not {text for text, _ in train} & {text for text, _ in held}
+    for _, answer in train:
+        assert TASKS[task].grade(answer, answer) and not TASKS[task].grade(answer + "0", answer)
+    rng = random.Random(1)
+    answers = {}  # of short texts, which repeat
+    for text, answer in (row.example(rng, min(row.lengths)) for _ in range(5000)):
+        assert answer and answers.setdefault(text, answer) == answer
+    tokens = AutoTokenizer.from_pretrained(ROOT / row.base)
+    longest = PRESETS[preset_of((ROOT / row.base).resolve())]["max_prompt_tokens"]
+    texts, whole = zip(*((text, text + answer) for text, answer in train))
+    assert not any(tokens.unk_token_id in ids for ids in tokens([*whole])["input_ids"])
+    assert max(map(len, tokens([*texts])["input_ids"])) <= longest
 
 
 @settings(max_examples=30, deadline=None)

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import close, tiny_model
-from test_rollout import EXACT, finish, full_forward, generator, perturb, requests
+from rollouts import EXACT, finish, full_forward, generator, perturb, requests
 
 import decoding
 from decoding import READ, WRITTEN, Decoder, Graphs, decoder, joined, rounded, turn

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import conftest
 import pytest
 import torch
-from test_rollout import finish, requests
-from test_train import refused
+from rollouts import finish, requests
+from runs import refused
 from transformers import AutoModelForCausalLM
 
 import batches

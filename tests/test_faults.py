@@ -18,8 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ended, given, read_rows, refuses, run_ranks, trained, wait_until
+from runs import BASE, ENDLESS, SMALL, at_version
 from safetensors.torch import load_file
-from test_train import BASE, at_version, elsewhere, lone_trainer, start  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map_only
@@ -31,11 +31,6 @@ from plumbing.processes import Processes
 from verify import sandbox
 from verify.scorer import grade_code
 
-SMALL = (
-    "--data tiny --k 1 --prompts 2 --generations 4 --slots 8 --lr 1e-4 --warmup 1 --eval-prompts 2 --eval-generations 1"
-    " --no-zero-variance-filter --token-budget 1024"
-)
-ENDLESS = SMALL + " --steps 10000 --eval-every 10000 --checkpoint-every 2"
 HEARD = 10.0  # seconds within which all ranks must have named the rank that died
 
 
@@ -123,16 +118,6 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start, rank, name
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
-
-
-def test_weights_that_are_not_finite_are_never_written(monkeypatch):
-    trainer = lone_trainer()
-    trainer.saved, trainer.optimizer.state[0] = None, {}
-    trainer.processes = SimpleNamespace(any_trainer=bool, rank=0)
-    monkeypatch.setattr(checkpoints, "save", lambda *_, **__: pytest.fail("written"))
-    with torch.no_grad():
-        list(trainer.policy.parameters())[-1][0] = float("inf")
-    refuses("weights of step 6 are not finite", trainer.checkpoint, error=FloatingPointError)
 
 
 def written(folder, scratch):

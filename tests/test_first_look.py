@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from conftest import ended, read_rows, tiny_model, write_rows
-from test_data import TEMPLATE, character_tokenizer
-from test_train import elsewhere, refused  # noqa: F401
+from conftest import TEMPLATE, character_tokenizer, ended, read_rows, tiny_model, write_rows
+from runs import refused
 
 RUN = (
     "--virtual exact --model model --data rows.jsonl --steps 1 --prompts 4 --k 1 --generations 4 "

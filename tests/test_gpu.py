@@ -1,32 +1,21 @@
 """What only a GPU can show. `pytest -m gpu` runs these tests; without a GPU they are skipped.
 
-The tests on vLLM need vLLM as well. They send weights to vLLM within one GPU, which no other test covers.
+Those of test_vllm.py send weights to vLLM within one GPU.
 """
 
 import os
 import subprocess
-from importlib.util import find_spec
 
 import pytest
 import torch
 from conftest import ROOT, close, read_rows
-from test_train import TORCHRUN
+from runs import TORCHRUN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pipeline
 import precision
 import rollout
 from plumbing import prompts as sources
-
-if torch.cuda.is_available() and find_spec("vllm"):  # vLLM gets its weights within one GPU
-    from test_vllm import (  # noqa: F401
-        bf16_engine,
-        engine,
-        make,
-        test_sec31_running_completions_keep_their_keys_and_values_over_an_update,
-        test_sec32_log_ratio_to_the_trainer_is_0_before_and_after_an_update,
-        test_weights_that_are_being_received_are_not_used_yet,
-    )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
 
@@ -124,13 +113,3 @@ def test_an_optimizer_step_with_offloaded_moments_is_the_same_and_leaves_none_on
             optimizer.zero_grad()
         results.append(weight.detach().cpu())
     assert torch.equal(*results)
-
-
-@pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed")
-def test_200_updates_of_vllm_take_no_more_memory_than_one(engine):  # noqa: F811
-    engine.update_weights(engine.version + 1)
-    free = torch.cuda.mem_get_info()[0]
-    handles = len(os.listdir("/proc/self/fd"))
-    for _ in range(200):
-        engine.update_weights(engine.version + 1)
-    assert torch.cuda.mem_get_info()[0] > free - 50e6 and len(os.listdir("/proc/self/fd")) < handles + 20

@@ -17,7 +17,6 @@ from string import Formatter
 
 import pytest
 from conftest import refuses, rows, write_rows
-from test_data import tokenizer  # noqa: F401
 
 from data import Prompt
 from plumbing import prompts as sources

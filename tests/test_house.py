@@ -69,6 +69,11 @@ def test_plumbing_is_one_flat_room_whose_readme_says_what_each_file_holds():
     assert {line.split("`")[1] for line in lines if line.startswith("| `")} == names
 
 
+def test_no_test_file_imports_another():
+    for path in ROOT.glob("tests/*.py"):
+        assert not [name for name in imports(path.read_text(encoding="utf-8")) if name.startswith("test_")], path
+
+
 def alone(code):
     """What a process of its own prints that runs this code in the project's folder."""
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

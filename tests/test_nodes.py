@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import alive, ranks_of, wait_until
-from test_faults import ENDLESS, SMALL
-from test_train import PATIENCE, ROOT, Run, elsewhere  # noqa: F401
+from conftest import ROOT, alive, ranks_of, wait_until
+from runs import ENDLESS, PATIENCE, SMALL, Run
 
 from plumbing import log as log_file
 

@@ -574,6 +574,18 @@ def test_a_lost_rank_ends_every_turn_at_once():
     refuses("^generator rank 2 ended$", next, life, error=Lost)
 
 
+def test_a_generator_that_loses_the_store_ends():
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    queue = requests(rollouts(memory=host))
+    queue.store.backend = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    life = turns(*fresh(), queue)
+    next(life)
+    del host  # the server ends with the object
+    with pytest.raises(dist.DistError):  # a RuntimeError; the heartbeat names the rank that ended
+        for _ in life:
+            pass
+
+
 # --- The generators' end ---------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, given, launched, qwen3
-from test_train import elsewhere  # noqa: F401
 from transformers import AutoConfig
 
 import train

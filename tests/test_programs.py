@@ -1,17 +1,15 @@
 """Claims about verify/programs.py: which block is the program, which tests are read, which output is right."""
 
 import time
+from functools import partial
 from itertools import count
 
 import pytest
-from conftest import DATA, read_rows
+from conftest import rows
 
 from verify import graders, programs
 
-
-def of(kind):
-    """The cases of a kind in data/programs.jsonl."""
-    return read_rows(DATA / "programs.jsonl", kind)
+of = partial(rows, "programs")  # the cases of a kind
 
 
 LONG = "```python\n" + "#" * programs.CODE_CHARS + "\n```"

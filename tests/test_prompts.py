@@ -10,10 +10,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from conftest import jsonl, refuses, write_rows
+from conftest import CHARACTERS, TEMPLATE, character_tokenizer, jsonl, refuses, write_rows
 from conftest import rows as data_rows
-from test_data import CHARACTERS, TEMPLATE, character_tokenizer
-from test_train import elsewhere  # noqa: F401
 
 import data
 from plumbing import prompts as sources

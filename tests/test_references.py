@@ -2,7 +2,6 @@
 
 import pytest
 from conftest import jsonl, refuses, write_rows
-from test_data import tokenizer  # noqa: F401
 
 import data
 from plumbing import prompts as sources

@@ -10,8 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import alive, given, launched, refuses, wait_until
-from test_faults import SMALL
-from test_train import Run, elsewhere, launchers, refused  # noqa: F401
+from runs import SMALL, Run, refused
 
 from plumbing import devices, heartbeat, processes
 from plumbing.heartbeat import Heartbeat

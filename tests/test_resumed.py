@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ended, given, read_rows, trained, write_rows
-from test_train import BASE, elsewhere, refused  # noqa: F401
+from runs import BASE, refused
 
 import data
 from plumbing import log as log_file

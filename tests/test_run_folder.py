@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.checkpoint as dcp
 from conftest import ended, given, trained, write_rows
-from test_faults import SMALL
-from test_train import elsewhere, refused, start  # noqa: F401
+from runs import SMALL, refused
 from transformers import PreTrainedModel
 
 import fit

@@ -12,8 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from conftest import Finished, alive, wait_until
-from test_programs import of
+from conftest import Finished, alive, rows, wait_until
 
 import reward
 from data import Prompt
@@ -36,7 +35,7 @@ ADD = json.dumps({"fn_name": "add", "inputs": [[1, 2], [-5, 5]], "outputs": [[3]
 
 def named(kind):
     """{name: program}"""
-    return {row["name"]: row["program"] for row in of(kind)}
+    return {row["name"]: row["program"] for row in rows("programs", kind)}
 
 
 def submit(scorer, program, tests):
@@ -94,7 +93,9 @@ def strict(folder):
     scorer.close()
 
 
-@pytest.mark.parametrize("tests", [row["tests"] for row in of("unreadable tests")] + ["[" * 100_000], ids=count())
+@pytest.mark.parametrize(
+    "tests", [row["tests"] for row in rows("programs", "unreadable tests")] + ["[" * 100_000], ids=count()
+)
 def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(scorer, tests):
     failed = score(scorer, "pass", tests)
     assert failed.correct is None and failed.error.startswith("the grader raised ") and ".py, line " in failed.error
@@ -110,7 +111,7 @@ LARGE = [
 
 
 def test_a_program_is_right_if_it_passes_all_tests(scorer):
-    cases = LARGE + [(row["tests"], row["program"], row["right"]) for row in of("graded")]
+    cases = LARGE + [(row["tests"], row["program"], row["right"]) for row in rows("programs", "graded")]
     assert [case for case in cases if score(scorer, case[1], case[0]).correct is not case[2]] == []
 
 

@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import Finished, alive, rows, wait_until
+from conftest import ROOT, Finished, alive, rows, wait_until
 
 import reward
 from data import Prompt
 from verify import sandbox, scorer
 
-ROOT = Path(__file__).parents[1]
 Scorer = partial(scorer.Scorer, answer_of=reward.final_answer)
 
 
@@ -258,7 +257,7 @@ for answer in ("0.5", "(a+1)^9(b+1)^9(c+1)^9(d+1)^9(x+1)^9"):  # the worker comp
 print(scorer._workers[0].process.pid, flush=True)
 time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
         modules = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
         parent.kill()

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import DATA, ROOT, Finished, given, launched, read_rows, write_rows
-from test_train import elsewhere, refused  # noqa: F401
+from runs import refused
 from torch.distributed.checkpoint.metadata import Metadata
 from transformers import AutoConfig
 

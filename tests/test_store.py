@@ -9,13 +9,23 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch.distributed as dist
-from conftest import refuses
-from test_pipeline import answer, fakes, fresh, prompt, quiet, requests, rollouts, turns, verdict  # noqa: F401
+from conftest import refuses, sampled
 
 import pipeline
+from data import Prompt
 from plumbing import store
 from plumbing.store import Interrupted, Store
 from plumbing.virtual import Memory
+from verify.scorer import Score
+
+
+def quiet():
+    """A heartbeat of a rank whose run goes well."""
+    return MagicMock(stopped=None)
+
+
+def completion(text=""):
+    return replace(sampled([1, 2], [5, 6, 7], [-1.0, 0.0, -2.0], [True, False, True]), text=text)
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +44,11 @@ def stored(request):
 
 
 def test_everything_that_is_sent_is_read_and_a_counter_hands_out_each_number_once(stored):
-    request = pipeline.Request(1, 0, replace(prompt(3), answer="4"), 2)
+    request = pipeline.Request(1, 0, Prompt(3, (1,), "1+3=", "4", "arithmetic"), 2)
     sent = {
         "request": request,
-        "metadata": [pipeline.metadata(verdict(answer(), True), request)],
-        "rollout": answer(),
+        "metadata": [pipeline.metadata(Score(completion(), None, "", True, reward=1.0), request)],
+        "rollout": completion(),
         "state": pipeline.ControlState(stop="finished"),
         "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True},
     }
@@ -65,22 +75,10 @@ def test_a_hostile_value_in_the_store_calls_nothing(stored, tmp_path, monkeypatc
 
 def test_a_completion_over_8_mib_is_refused_before_it_breaks_the_connection(host):
     stored = Store(host.clone(), 0, quiet())
-    large = {"rollout/train/0/0": answer(text="x" * (8 << 20))}
+    large = {"rollout/train/0/0": completion("x" * (8 << 20))}
     refuses("<= 8388608 bytes for rollout/train/0/0, got .* too many tokens", stored.put, large)
-    stored.put({"fits": answer(text="x" * ((8 << 20) - 1000))})
+    stored.put({"fits": completion("x" * ((8 << 20) - 1000))})
     stored.take(["fits"])
-
-
-def test_a_generator_that_loses_the_store_ends():
-    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    queue = requests(rollouts(memory=host))
-    queue.store.backend = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
-    life = turns(*fresh(), queue)
-    next(life)
-    del host  # the server ends with the object
-    with pytest.raises(dist.DistError):  # a RuntimeError; the heartbeat names the rank that ended
-        for _ in life:
-            pass
 
 
 # --- Waiting ---------------------------------------------------------------------------------------------------------

@@ -6,35 +6,29 @@ compared have a learning rate or a k at which nothing depends on timing.
 """
 
 import math
-import os
-import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 from conftest import (
+    alone,
     batch,
     check_exercise,
     ended,
     given,
-    ranks_of,
     read_rows,
+    refuses,
+    sampled,
     tiny_model,
     trained,
-    wait_until,
     write_rows,
 )
-from test_batches import alone, sampled
+from runs import BASE, Run, at_version
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -42,34 +36,9 @@ import data
 import precision
 import sft
 import train
-from plumbing import build, checkpoints
-from plumbing import log as log_file
+from plumbing import checkpoints
 from plumbing import log as run_log
 from plumbing import prompts as sources
-from plumbing.log import finished_checkpoints
-
-ROOT = Path(train.__file__).parent
-BASE = ROOT / "base"
-TORCHRUN = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2".split(), str(ROOT / "train.py")]
-PATIENCE = 240  # seconds for a run of a few seconds, on a machine that is busy with something else
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Every test runs in an empty folder and without a launcher's variables."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-def refused(capsys, flags=""):
-    """The line with which train.py refuses these flags; exit code 2 is that of a usage error."""
-    with pytest.raises(SystemExit) as end:
-        (build.show_plan if "--plan" in flags else build.load_prompts)(given(flags))
-    assert end.value.code == 2
-    said = capsys.readouterr().err.splitlines()
-    assert all(line.startswith(("usage: ", " ")) for line in said[:-1]), said
-    return said[-1]
-
 
 # --- One optimizer step ----------------------------------------------------------------------------------------------
 
@@ -120,6 +89,16 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value, mov
     trainer.gradient_norm = poisoned
     assert update(trainer, batch([True, False])).skipped == (not moves) and trainer.version == 7
     assert torch.equal(before, weights(trainer)) != moves
+
+
+def test_weights_that_are_not_finite_are_never_written(monkeypatch):
+    trainer = lone_trainer()
+    trainer.saved, trainer.optimizer.state[0] = None, {}
+    trainer.processes = SimpleNamespace(any_trainer=bool, rank=0)
+    monkeypatch.setattr(checkpoints, "save", lambda *_, **__: pytest.fail("written"))
+    with torch.no_grad():
+        list(trainer.policy.parameters())[-1][0] = float("inf")
+    refuses("weights of step 6 are not finite", trainer.checkpoint, error=FloatingPointError)
 
 
 def test_a3_the_learning_rate_rises_linearly_whatever_a_checkpoint_held():
@@ -219,133 +198,6 @@ def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_r
 
 
 # --- Whole runs ------------------------------------------------------------------------------------------------------
-
-
-def rank_process(flags, variables, output, fault):
-    """What a forked rank runs in place of torchrun's process: train.py with its own environment and output file."""
-    os.environ.update(variables)
-    for stream in (1, 2):
-        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    if fault:
-        fault()
-    sys.exit(ended(flags))
-
-
-def at_version(version, act):
-    """A fault: trainers call act() in the optimizer step that begins at this version."""
-    measure = train.Trainer.gradient_norm
-
-    def norm(trainer):
-        if trainer.version == version:
-            act()
-        return measure(trainer)
-
-    train.Trainer.gradient_norm = norm
-
-
-class Run:
-    """The forked ranks of one run, its folder, and the file with what it prints."""
-
-    def __init__(self, out):
-        self.out, self.printed = Path(out), Path(f"{out}.txt")
-        self.printed.touch()
-
-    def fork(self, forks, world, flags, fault=None):
-        """Start the ranks; each calls `fault` before it begins."""
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-        common |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        self.processes = []
-        for rank in range(world):
-            variables = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            arguments = (f"{flags} --out {self.out}", variables, str(self.printed), fault)
-            self.processes.append(forks.Process(target=rank_process, args=arguments, daemon=True))
-            self.processes[-1].start()
-        return self
-
-    def end(self, seconds=PATIENCE, *, ended=()):
-        """{rank: exit code} without the ranks in `ended`; fails if one of the others runs on after so many seconds."""
-        until, codes = time.monotonic() + seconds, {}
-        for rank, process in enumerate(self.processes):
-            if rank not in ended:
-                process.join(max(0.0, until - time.monotonic()))
-                codes[rank] = process.exitcode
-        for process in self.processes:
-            process.kill()  # does nothing to a process that has ended
-        assert None not in codes.values(), f"after {seconds} s: {codes}, {self.text}"
-        return codes
-
-    def finish(self):
-        """Wait until all ranks have ended without an error; returns the run."""
-        assert not any(self.end().values()), self.text
-        return self
-
-    def launch(self, launchers, flags):
-        """torchrun with two processes, in a process group of its own."""
-        command = [*TORCHRUN, *flags.split(), "--out", self.out]
-        with self.printed.open("a") as file:
-            self.launcher = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
-        launchers.append(self.launcher)
-        return self
-
-    @property
-    def ranks(self):
-        """{rank: process id}"""
-        return ranks_of(self.launcher)
-
-    @property
-    def text(self):
-        return self.printed.read_text()
-
-    @property
-    def log(self):
-        """The rows of log.jsonl."""
-        path = self.out / "log.jsonl"
-        return log_file.read_rows(path)[0] if path.exists() else []
-
-    def rows(self, kind):
-        return [row for row in self.log if row["kind"] == kind]
-
-    def lines(self, words):
-        """{rank: error line} of the ranks whose error line contains these words."""
-        said = re.findall(r"train[.]py: error: .*? [(]\w+ rank \d[)]", self.text)  # often after a progress bar
-        return {int(line[-2]): line for line in said if words in line}
-
-    def reach(self, step):
-        """Wait until this optimizer step is logged."""
-        wait_until(lambda: any(row["step"] >= step for row in self.rows("step")), lambda: self.text, PATIENCE)
-
-    @property
-    def version(self):
-        """Optimizer steps of the last checkpoint."""
-        return checkpoints.counters(finished_checkpoints(self.out)[-1])["version"]
-
-
-@pytest.fixture
-def start(forks, tmp_path):
-    """(world, flags, fault=…) -> a Run; its processes are killed when the test ends."""
-    runs = []
-
-    def started(world, flags, out=tmp_path / "run", fault=None):
-        runs.append(Run(out))
-        return runs[-1].fork(forks, world, flags, fault)
-
-    yield started
-    for process in (process for run in runs for process in run.processes):
-        process.kill()
-        process.join()
-
-
-@pytest.fixture(scope="module")
-def launchers():
-    """The launchers that tests start; those that a failed test leaves running are ended with this module."""
-    started = []
-    yield started
-    for launcher in started:
-        launcher.terminate()  # a launcher ends its ranks too; does nothing if it has ended
-        launcher.wait(PATIENCE)
 
 
 # k = 0: each batch is sampled with the weights that it then updates, whatever the timing.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ended, given, read_rows, trained
-from test_train import elsewhere, refused  # noqa: F401
+from runs import refused
 
 import loss
 

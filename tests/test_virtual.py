@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ended, read_rows, refuses, write_rows
-from test_train import at_version
+from runs import at_version
 
 import rollout
 import train

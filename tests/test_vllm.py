@@ -1,7 +1,7 @@
 """Sec. 3.1 and 3.2 on two truly different backends: VLLMGenerator against TorchGenerator and against the trainer.
 
 Starting an engine takes seconds, so one engine serves many tests; each test gives it its own weights and settings.
-Skipped without vLLM. No test here needs a GPU; test_gpu.py runs some of them on one.
+Skipped without vLLM. Those marked gpu run on one as well: weights reach vLLM within one GPU.
 """
 
 import copy
@@ -18,37 +18,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import alive, close, read_rows, tiny_model, wait_until
+from rollouts import PHRASE
 from transformers import DynamicCache
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: docs/own.md says how", allow_module_level=True)
 
 import psutil  # vLLM needs it
-from test_rollout import (  # noqa: F401  tests that hold for every generator: they run here with the `make` below
-    PHRASE,
-    finish,
-    forward_on_old_keys,
-    full_forward,
-    generator,
-    perturb,
-    requests,
-    test_a10_a_mark_of_several_tokens_is_looked_for_in_the_text_and_its_last_token_is_not_the_mark,
-    test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_budget,
-    test_a_model_without_eos_or_with_one_beyond_the_vocabulary_is_refused,
-    test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text,
-    test_contradictory_settings_are_refused,
-    test_evaluation_goes_first_and_running_completions_go_on,
-    test_requests_that_cannot_be_served_are_refused,
-    test_sampled_first_tokens_match_the_model,
-    test_sec31_no_completion_starts_on_keys_and_values_of_older_weights,
-    test_sec31_running_completions_keep_their_keys_and_values_over_an_update,
-    test_tokens_of_a_completion_are_drawn_independently,
-    test_truncated_means_the_budget_ended_without_eos,
-    test_updates_reach_the_model_through_named_weights_with_tied_ones_once,
-    test_wants_a_request_while_a_slot_would_stay_empty,
-    tokenizer,
-)
-from test_train import TORCHRUN
+from rollouts import EveryGenerator, finish, forward_on_old_keys, full_forward, perturb, requests, tokenizer
+from runs import TORCHRUN
 
 import vllm_rollout
 from precision import PolicyModel
@@ -103,6 +81,10 @@ def build(tmp_path):
     return partial(start, tmp_path)
 
 
+class TestVLLMGenerator(EveryGenerator):
+    pass
+
+
 # --- Parity with the trainer (Sec. 3.2) ------------------------------------------------------------------------------
 
 
@@ -136,6 +118,7 @@ def test_a_head_in_another_dtype_than_asked_for_is_refused_and_awaited_weights_a
     assert [call.args[0].load_format for call in classes.from_engine_args.call_args_list] == ["auto", "dummy"]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "name, kind, dtype, largest, mean",
     [
@@ -154,6 +137,7 @@ def test_sec32_log_ratio_to_the_trainer_is_0_before_and_after_an_update(request,
     assert deviations(after, trainer(old)).mean() > 2 * mean  # what the other version would give
 
 
+@pytest.mark.gpu
 def test_weights_that_are_being_received_are_not_used_yet(make):
     gen = make(tiny_model(), temperature=0)
     expected = {name: c.ids for name, c in finish(gen, requests(8)).items()}
@@ -197,6 +181,17 @@ def test_completions_that_vllm_still_keeps_waiting_start_on_the_new_weights_alon
     assert deviations(waited, lambda c: forward_on_old_keys(old, new, c, 0, 0.7)).max() > 1e-2
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_200_updates_of_vllm_take_no_more_memory_than_one(engine):
+    engine.update_weights(engine.version + 1)
+    free = torch.cuda.mem_get_info()[0]
+    handles = len(os.listdir("/proc/self/fd"))
+    for _ in range(200):
+        engine.update_weights(engine.version + 1)
+    assert torch.cuda.mem_get_info()[0] > free - 50e6 and len(os.listdir("/proc/self/fd")) < handles + 20
+
+
 # --- Errors, and how processes end -----------------------------------------------------------------------------------
 
 
@@ -213,7 +208,7 @@ import json, signal, sys
 from transformers import AutoTokenizer
 from pipeline import Request
 from plumbing import prompts as sources
-from test_rollout import finish
+from rollouts import finish
 from vllm_rollout import VLLMGenerator
 
 if __name__ == "__main__":

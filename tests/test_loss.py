@@ -4,7 +4,6 @@ The claims with named wrong answers are those of the course (course/checks/losse
 Test: pytest tests/test_loss.py
 """
 
-import copy
 import math
 from functools import partial
 
@@ -35,11 +34,6 @@ def value_and_gradient(objective, logprobs, *rest, **eps):
 BATCH = inputs([[1 / 2, 1 / 2, 1 / 2, NAN]] * 2, [[1 / 4, 1 / 2, 1.0, 0.0]] * 2, [1.0, -2.0], ["1110", "1110"])
 # The clip [3/4, 7/4]. The objective: 7/4, 1, 1/2, and -2 times 2, 1, 3/4. The gradient is 0 where the bound is taken.
 CLIPPED = [[[1.75, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]], [[0.0, 1.0, 0.5, 0.0], [-4.0, -2.0, 0.0, 0.0]]]
-# Two prompts of two completions; the aggregate reads nothing where the mask is False.
-MASK = torch.tensor([[1, 0, 0], [1, 0, 0], [1, 0, 1], [1, 1, 1]]).bool()
-OBJECTIVE = torch.tensor([[4.0, NAN, NAN], [8.0, NAN, NAN], [1.0, NAN, 3.0], [2.0, -1.0, 2.0]])
-PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
-WHOLE = loss.Denominators(4, 2, 7, torch.tensor([2, 5]), max_new_tokens=3)
 
 every_loss = pytest.mark.parametrize("name", loss.LOSSES)
 every_aggregation = pytest.mark.parametrize("how", loss.AGGREGATIONS)
@@ -190,14 +184,6 @@ def test_sec32_averages_give_every_prompt_completion_or_token_the_same_weight():
 
 
 @every_aggregation
-def test_every_token_is_divided_by_a_positive_number(how):
-    lengths, index = torch.tensor([1, 1, 5, 2]), torch.tensor([0, 1, 1, 2])
-    whole = loss.global_denominators(lengths, index)._replace(max_new_tokens=9)
-    divisor = loss.AGGREGATIONS[how](lengths, index, whole)
-    assert divisor.shape == lengths.shape and ((divisor > 0) & divisor.isfinite()).all()
-
-
-@every_aggregation
 def test_shares_of_any_parts_add_up_to_the_whole_batch_and_empty_rows_weigh_nothing(how):
     objective, _, _, mask = random_batch(seed=2)  # the last completion has no tokens
     index = torch.arange(3).repeat_interleave(4)
@@ -253,17 +239,13 @@ def test_sec4_scalerl_objective_is_the_loop_over_prompts_completions_and_tokens(
 # What is refused
 
 
-@pytest.mark.parametrize("eps_max", [0.2, NAN])
-def test_eq4_cap_below_one_is_refused(eps_max):
-    loss.cispo(*BATCH, eps_max=1.0)
-    refuses(f"eps_max is {eps_max}.* at least 1", loss.cispo, *BATCH, eps_max=eps_max)
-
-
-@pytest.mark.parametrize("name, flag", [("dapo", "eps_low"), ("grpo", "eps"), ("gspo", "eps_high")])
-@pytest.mark.parametrize("half_width", [-0.2, NAN])
-def test_eq3_negative_half_widths_are_refused(name, flag, half_width):
-    objective(name)(*BATCH, **{flag: 0})
-    refuses(rf"{half_width}.*; expected 0 or more", objective(name), *BATCH, **{flag: half_width})
+@pytest.mark.parametrize("name, clip", [
+    ("cispo", {"eps_max": 0.2}), ("cispo", {"eps_max": NAN}), ("dapo", {"eps_low": -0.2}), ("grpo", {"eps": NAN}),
+    ("gspo", {"eps_high": -0.2}),
+])  # fmt: skip
+def test_eq3_eq4_a_cap_below_one_and_a_negative_half_width_are_refused(name, clip):
+    objective(name)(*BATCH, **dict.fromkeys(clip, float(name == "cispo")))  # the least that is none
+    refuses("expected|at least", objective(name), *BATCH, **clip)
 
 
 @every_loss
@@ -274,31 +256,17 @@ def test_shapes_that_would_broadcast_are_refused(name):
         (logprobs, gen_logprobs[:1], advantages, mask),  # one row for all completions
         (logprobs[0], gen_logprobs[0], advantages[0], mask[0]),  # one completion, without the dimension B
     ):
-        refuses(r"expected \(B, T\), \(B, T\), \(B,\), \(B, T\)", objective(name), *wrong_shapes)
+        refuses("expected", objective(name), *wrong_shapes)
 
 
-@pytest.mark.parametrize("function, arguments, words", [
-    (loss.group_advantages, (torch.ones(4),), r"shape \(4,\); expected \(P, G\)"),
-    (loss.nonzero_variance, (torch.ones(4),), r"shape \(4,\); expected \(P, G\)"),
-    (loss.normalise, (torch.ones(4), "prompt"), r"shape \(4,\); expected \(P, G\)"),
-    (loss.normalise, (torch.ones(2, 2), "std"), "'std'; expected one of prompt, batch, none"),
-    (loss.global_denominators, (MASK, PROMPT_INDEX), r"lengths \(4, 3\)"),  # the mask in place of the lengths
-    (loss.aggregate, (OBJECTIVE, MASK, PROMPT_INDEX, "none", WHOLE), "'none'; expected one of sample, prompt"),
+ONES, INDEX = torch.ones(2, 2), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize("function, arguments", [
+    (loss.group_advantages, [ONES[0]]), (loss.nonzero_variance, [ONES[0]]), (loss.normalise, [ONES[0], "prompt"]),
+    (loss.normalise, [ONES, "std"]),
+    (loss.global_denominators, [ONES > 0, INDEX]),  # the mask in place of the lengths
+    (loss.aggregate, [ONES, ONES > 0, INDEX, "none", loss.global_denominators(INDEX, INDEX)]),
 ])  # fmt: skip
-def test_other_shapes_and_unknown_names_are_refused_with_what_is_expected(function, arguments, words):
-    refuses(words, function, *arguments)
-
-
-# The module as a whole
-
-
-def test_inputs_are_never_written_to():
-    rewards = torch.tensor([[1.0, -1.0], [1.0, 1.0]])
-    calls = [(objective(name), *BATCH) for name in loss.LOSSES]
-    calls += [(loss.normalise, rewards, how) for how in loss.NORMALISATIONS]
-    calls += [(loss.aggregate, OBJECTIVE, MASK, PROMPT_INDEX, how, WHOLE) for how in loss.AGGREGATIONS]
-    for function, *arguments in calls:
-        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        before = copy.deepcopy(tensors)
-        function(*arguments)
-        torch.testing.assert_close(tensors, before, rtol=0, atol=0, equal_nan=True)
+def test_other_shapes_and_unknown_names_are_refused(function, arguments):
+    refuses("expected", function, *arguments)

@@ -2,17 +2,15 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import alive, given, launched, refuses, wait_until
 from runs import SMALL, Run, refused
 
-from plumbing import devices, heartbeat, processes
+from plumbing import devices, processes
 from plumbing.heartbeat import Heartbeat
 from plumbing.log import finished_checkpoints
 from plumbing.processes import Processes
@@ -79,14 +77,6 @@ def test_signals_end_a_run_in_order(rank):
     assert rank.heartbeat.stopped.endswith(name)
 
 
-def test_a_relaunch_hands_the_signals_on(monkeypatch):
-    seen = []
-    monkeypatch.setattr(os, "execve", lambda program, command, environment: seen.extend(command))
-    monkeypatch.setattr(processes, "handled", lambda: ["SIGINT", "SIGUSR1"])
-    processes.launch("train.py", [])
-    assert seen[seen.index("--signals-to-handle") + 1] == "SIGINT,SIGUSR1"
-
-
 def listening(process):
     """Hexadecimal addresses of the interfaces on which a process listens."""
     links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
@@ -115,22 +105,14 @@ def test_a_terminal_or_a_scheduler_ends_a_torchrun_in_order(name, tmp_path, laun
     assert finished_checkpoints(run.out)[-1].name == f"checkpoint-{end['step']}"
 
 
-def test_with_several_nodes_rank_0_listens_at_its_own_address_alone(monkeypatch):
-    launched(monkeypatch, WORLD_SIZE=4, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.2")
-    with heartbeat.listener(2) as server:
-        assert server.getsockname()[0] == "127.0.0.2"
-
-
 # --- gloo or NCCL, threads, names ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "seen, expected",  # per process: the UUIDs of the GPUs that it sees
     [
-        ([["a", "b"], ["a", "b"]], "nccl"),
         ([["a"], ["a"]], "gloo"),  # two processes on one GPU
         ([["a"], ["b"]], "nccl"),  # Slurm shows each process its own GPU, as number 0
-        ([["a"], []], "gloo"),
     ],
 )
 def test_nccl_needs_a_gpu_of_its_own_for_every_process_whatever_its_number(monkeypatch, seen, expected):
@@ -140,15 +122,6 @@ def test_nccl_needs_a_gpu_of_its_own_for_every_process_whatever_its_number(monke
     for local, uuids in enumerate(seen):
         gpus.append(devices.uuid(devices.device(local)))
     assert devices.backend(gpus) == expected
-
-
-def test_omp_num_threads_counts_if_the_user_and_not_torchrun_has_set_it(monkeypatch):
-    monkeypatch.setattr(devices, "cores", lambda: 8)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for launcher, expected in ((b"A=1\0OMP_NUM_THREADS=1\0", 1), (b"A=1\0", 4)):
-        monkeypatch.setattr(Path, "read_bytes", lambda path, launcher=launcher: launcher)
-        assert devices.threads() == expected
 
 
 def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(rank, monkeypatch):
@@ -165,14 +138,6 @@ def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_m
     }
     for words, other in others.items():
         refuses(words, rank.compare, [first, other], error=OSError)
-
-
-def test_ranks_that_cannot_reach_each_other_say_what_several_nodes_need(monkeypatch):
-    for stream in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, stream, getattr(sys, stream))  # so that they are put back
-    monkeypatch.setattr(processes.dist, "init_process_group", Mock(side_effect=RuntimeError("Connection refused")))
-    words = "rank 0 on .* cannot reach the other ranks: Connection refused; .* GLOO_SOCKET_IFNAME .*--local-addr"
-    refuses(words, Processes, given(), error=SystemExit)
 
 
 def test_the_code_that_nodes_compare_is_every_file_that_train_py_imports(tmp_path):

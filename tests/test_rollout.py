@@ -204,6 +204,3 @@ def test_a_completion_that_goes_on_behind_the_end_of_a_turn_is_warned_of_once(ca
     said = capsys.readouterr().err
     assert said.count("WARNING") == 1 and "went on behind <eos>, which" in said and f"its id {EOS} to" in said
     assert not other_ends(tokenizer(), [EOS])
-
-
-# --- Errors ----------------------------------------------------------------------------------------------------------

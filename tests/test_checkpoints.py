@@ -29,7 +29,6 @@ TINY = BASE / "tiny"
 WEIGHTS = load_file(TINY / "model.safetensors")
 HEAD = WEIGHTS["model.embed_tokens.weight"]  # the config ties them
 NORM = "model.norm.weight"
-SAVED = {"model.safetensors": save_file, "pytorch_model.bin": torch.save}
 TENSORS = [  # what a file holds beside those of base/tiny, or in place of them, and what is said
     ({}, ""),
     ({"lm_head.weight": HEAD}, ""),  # the same weights twice are one
@@ -52,10 +51,10 @@ def wrong(folder, config):
     return ""
 
 
-@pytest.mark.parametrize("name, save", SAVED.items())
 @pytest.mark.parametrize("changes, words", TENSORS)
-def test_the_tensors_of_a_file_are_those_of_the_config_and_no_others(changes, words, name, save, tmp_path):
-    save({name: weight.clone() for name, weight in (WEIGHTS | changes).items() if weight is not None}, tmp_path / name)
+def test_the_tensors_of_a_file_are_those_of_the_config_and_no_others(changes, words, tmp_path):
+    tensors = {name: weight.clone() for name, weight in (WEIGHTS | changes).items() if weight is not None}
+    save_file(tensors, tmp_path / "model.safetensors")
     message = wrong(tmp_path, AutoConfig.from_pretrained(TINY))
     assert words in message if words else not message
 
@@ -64,6 +63,8 @@ def test_only_the_files_that_transformers_reads_count(tmp_path):
     config = AutoConfig.from_pretrained(TINY)
     save_file(WEIGHTS, tmp_path / "consolidated.safetensors")
     assert "found none of model.safetensors, " in wrong(tmp_path, config)
+    torch.save(WEIGHTS | {NORM: WEIGHTS[NORM][:3]}, tmp_path / "pytorch_model.bin")
+    assert "another shape" in wrong(tmp_path, config)
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
     assert "pytorch_model.bin cannot be read" in wrong(tmp_path, config)
     names = sorted(WEIGHTS)
@@ -140,16 +141,10 @@ def test_a_pointer_of_git_lfs_is_refused_with_its_name(name, capsys):
     ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
     ("mistral", {}, "sliding_window=4096"),
     ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
-    ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
-    ("gpt_oss", {}, "attention has sinks"),
 ])  # fmt: skip
 def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
     reason = f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"
     refuses(reason, checkpoints.check_supported, AutoConfig.for_model(model_type, **changes))
-
-
-def test_qwen_with_a_window_it_does_not_use_is_supported():
-    checkpoints.check_supported(AutoConfig.for_model("qwen2", use_sliding_window=False, sliding_window=4096))
 
 
 # --- The chat template ---
@@ -159,17 +154,10 @@ DATED = "{{ strftime_now('%d.%m.%Y') }}" + TEMPLATE
 TEMPLATES = [  # template, flags, what is printed
     (TEMPLATE, "", "d.jsonl: a prompt as the model reads it ends with 'user:1+1=|assistant:'"),
     (TEMPLATE, "", "no completion ends where the chat template ends an answer, at '|'"),
-    (TEMPLATE.replace("|", "<eos>"), "", "ends with 'user:1+1=<eos>assistant:'"),
     (THINKS, "--template thinks=true", "assistant:so'"),
-    (THINKS, "--template thinks=false", "assistant:'"),
     (THINKS, "--template think=true", "error: --model model: --template think=true: expected NAME=VALUE"),
     (DATED, "--date 2026-01-31", "ends with '31.01.2026user:"),
     (DATED, "--date 2026-01-31", "The chat template writes the date: 2026-01-31 in this run"),
-    (
-        DATED.replace("'%d.%m.%Y'", "f").replace("{{ s", "{% set f = '%d %b %Y' %}{{ s", 1),
-        "--date 2026-01-31",
-        "31 Jan 2026u",
-    ),
     (None, "", "The model has no chat template: prompts are given as they are"),
     (TEMPLATE.partition("{% if")[0], "", "has no generation prompt; a prompt ends with 'user:a question|'"),
 ]
@@ -290,8 +278,7 @@ def test_no_file_of_prompts_or_log_runs_code_whatever_its_name_says(name, conten
 
 
 @pytest.mark.parametrize("change", [
-    {}, dict(seconds=1799), dict(virtual="exact"), dict(asked=["checkpoint_every"]),
-    dict(version=5),  # within a phase of two steps
+    {}, dict(seconds=1799), dict(virtual="exact"), dict(asked=["checkpoint_every"]), dict(version=5),  # within a phase
     dict(rank=1),  # another trainer's clock has no say
 ])  # fmt: skip
 def test_a_checkpoint_is_late_after_half_an_hour_by_the_clock_of_rank_0(monkeypatch, change):

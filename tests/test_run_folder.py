@@ -21,7 +21,7 @@ import train
 from plumbing import checkpoints, curves, foreign_logs
 from plumbing import log as log_file
 from plumbing.checkpoints import pick
-from plumbing.log import append, best_checkpoint, finished_checkpoints, step_of
+from plumbing.log import best_checkpoint, finished_checkpoints, step_of
 from plumbing.processes import Processes
 from plumbing.settings import restored
 
@@ -62,7 +62,6 @@ SPOILT = {  # what of checkpoint-4, what is done to it, what is said
     "metadata cut": ("state/.metadata", cut, "state/.metadata cannot be read: "),
     "counters cut": (COUNTERS, cut, f"{COUNTERS} cannot be read: JSONDecodeError"),
     "counters of nothing": (COUNTERS, lambda path: path.write_text("{}"), f"{COUNTERS} cannot be read: KeyError"),
-    "counters too deep": (COUNTERS, lambda path: path.write_text("[" * 10**5), f"{COUNTERS} cannot be read: Recursion"),
     "empty": (".", empty, f"{COUNTERS} is missing"),
 }
 
@@ -203,10 +202,8 @@ CONFIG = {"kind": "config", "flags": {"loss": "cispo", "lr": 0.5, "clips": {"eps
 TORN = b'{"kind": "st'
 LINES = {
     "torn": TORN + b"\n",
-    "joined": TORN + b'{"kind": "step", "step": 3}\n',
     "binary": b"\x00" * 40 + b"\n",
     "not UTF-8": b'{"kind": "\xff"}\n',
-    "no row": b"7\n",
     "deep": b'{"kind": ' + b"[" * 100_000 + b"\n",
     "at the end": b"",
 }
@@ -234,14 +231,6 @@ def test_a_broken_line_is_skipped_with_a_word_by_resume_and_by_the_fit(tmp_path,
     assert run.notes[0].startswith("left out ") and run.notes[0].endswith(f" no row: {bad}")
 
 
-def test_a_torn_line_is_ended_before_the_next_row_and_no_byte_is_removed(tmp_path):
-    log = log_with(tmp_path, b"")
-    before = log.read_bytes()
-    append(log, {"kind": "end"})
-    append(log, {"kind": "end"})
-    assert log.read_bytes() == before + b'\n{"kind": "end"}\n{"kind": "end"}\n'
-
-
 @pytest.mark.parametrize(
     "text", [TORN, b'{"kind": "config", "flags": 3}', b'{"kind": "config", "flags": {"clips": 1}}']
 )
@@ -251,12 +240,6 @@ def test_a_log_without_the_flags_of_its_start_says_so(tmp_path, capsys, text):
     assert "says with which flags" in refused(capsys, f"--resume --out {tmp_path}")
     with pytest.raises(fit.BadInput):
         foreign_logs.read_run(tmp_path / "log.jsonl")
-
-
-def test_only_folders_named_as_checkpoints_are_taken_for_some(tmp_path):
-    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best"):
-        Path(tmp_path, name).mkdir()
-    assert [folder.name for folder in finished_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
 
 
 # --- A whole run -----------------------------------------------------------------------------------------------------

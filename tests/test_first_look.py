@@ -33,10 +33,6 @@ def test_a_model_without_the_default_mark_is_refused_with_both_flags(capsys):
 ENDS = {  # template, flags -> what the end says
     (KNOWN, "--max-new-tokens 8"): "of the first 1.. completions is right, and none has written '</think>'",
     (KNOWN, "--max-new-tokens 1 --temperature 0.01"): "all of the first 1.. completions are truncated",
-    (
-        TEMPLATE,
-        "--max-new-tokens 1 --temperature 0.01 --think-end none",
-    ): "all of the first 1.. completions are truncated",
 }
 
 

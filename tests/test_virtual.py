@@ -93,13 +93,8 @@ SMALL = (
 
 def run(out, flags):
     """What a run of train.py in this process logs, without the folder's name and the machine's times."""
-    start(f"{SMALL} {flags}", out)
+    ended(f"{SMALL} {flags} --out {out}")
     return logged(out)
-
-
-def start(flags, out):
-    """Returns the exit code."""
-    return ended(f"{flags} --out {out}")
 
 
 def logged(out):
@@ -165,15 +160,11 @@ def test_the_log_says_with_which_costs_it_is_virtual_and_the_figures_axis_that_d
     assert costs.Costs(*flags["costs"]) == costs.TABLE["generators"]
 
 
-@pytest.mark.parametrize("off_policy, k, version, half_finished", [
-    ("pipeline", 0, 3, False), ("ppo", 1, 3, False), ("ppo", 4, 8, False), ("ppo", 4, 7, True), ("pipeline", 1, 3, True)
-])  # fmt: skip
-def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished(off_policy, k, version, half_finished):
-    args = SimpleNamespace(off_policy=off_policy, k=k)
-    if half_finished:
-        refuses("it would not repeat", settings.check_repeatable, args, version)
-    else:
-        settings.check_repeatable(args, version)
+def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished():
+    for policy, k, version in (("ppo", 4, 8), ("pipeline", 0, 3)):
+        settings.check_repeatable(SimpleNamespace(off_policy=policy, k=k), version)
+    for policy, k, version in (("ppo", 4, 7), ("pipeline", 1, 3)):
+        refuses("would not repeat", settings.check_repeatable, SimpleNamespace(off_policy=policy, k=k), version)
 
 
 @pytest.mark.parametrize("since", [0, 1])
@@ -191,11 +182,11 @@ def test_weights_that_a_generator_does_not_load_as_they_were_sent_end_the_run(tm
     monkeypatch.setattr(rollout.TorchGenerator, "update_weights", load)
     flags = f"{SMALL} --virtual balanced --off-policy ppo --k 1 --prompts 8 --lr 1e-4"
     if since:
-        assert start(flags, tmp_path) == 1
+        assert ended(f"{flags} --out {tmp_path}") == 1
         end = read_rows(tmp_path / "log.jsonl")[-1]
         assert "|log rho| of the youngest tokens" in end["reason"] and end["step"] == 4
     else:
-        refuses("^start-up check.* does not load the weights", start, flags, tmp_path, error=RuntimeError)
+        refuses("does not load the weights", ended, f"{flags} --out {tmp_path}", error=RuntimeError)
 
 
 def test_a_run_that_raises_leaves_the_process_as_it_was_for_the_next_run_of_a_notebook(tmp_path, at_step):
@@ -215,13 +206,13 @@ def test_a_run_deletes_its_own_older_checkpoints_only(tmp_path, at_step):
 
 def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_line(runs, tmp_path, capsys, at_step):
     at_step(2, partial(signal.raise_signal, signal.SIGINT))
-    before, flags = signal.getsignal(signal.SIGINT), f"{SMALL} {SETUPS['pipeline 0']} --resume"
-    assert start(flags, tmp_path) == 128 + signal.SIGINT  # so that a loop in a shell ends too
+    before, flags = signal.getsignal(signal.SIGINT), f"{SMALL} {SETUPS['pipeline 0']} --resume --out {tmp_path}"
+    assert ended(flags) == 128 + signal.SIGINT  # so that a loop in a shell ends too
     assert f"--resume: no checkpoint in {tmp_path}: starts anew" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is before and (tmp_path / "checkpoint-3").exists()
     assert logged(tmp_path)[0][-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
     (tmp_path / "checkpoint-6" / "state").mkdir(parents=True)  # broken, and in the way of the last one
-    start("--resume", tmp_path)
+    ended(f"--resume --out {tmp_path}")
     assert (tmp_path / "checkpoint-6-broken1").is_dir()
     rows, completions, weights = logged(tmp_path)
     expected, *rest = runs["pipeline 0"]

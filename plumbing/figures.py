@@ -158,16 +158,16 @@ def through(label, rows):
 # ---- The page of a run ----
 
 PAGE = {  # title -> columns of the log's rows
-    "pass rate": ("pass_rate", "evaluated"),
-    "entropy (nats)": ("entropy",),
-    "mean |log rho| (nats)": ("log_rho",),
-    "effective sample size (share)": ("effective_sample_size",),
-    "gradient norm": ("gradient_norm",),
-    "length (tokens)": ("length_max", "length_mean"),
-    "share of the rollouts": ("truncated", "interrupted"),
-    "mean staleness (optimizer steps)": ("staleness",),
-    "idle share": ("idle_generators", "idle_trainers"),
-    "seconds": ("seconds", "seconds_generate", "seconds_train", "seconds_publish"),
+    "pass rate": ["pass_rate", "evaluated"],
+    "entropy (nats)": ["entropy"],
+    "mean |log rho| (nats)": ["log_rho"],
+    "effective sample size (share)": ["effective_sample_size"],
+    "gradient norm": ["gradient_norm"],
+    "length (tokens)": ["length_max", "length_mean"],
+    "share of rollouts (interrupted: made to answer)": ["truncated", "interrupted"],
+    "mean staleness (optimizer steps)": ["staleness"],
+    "share of the time without work": ["idle_generators", "idle_trainers"],
+    "seconds": ["seconds", "seconds_generate", "seconds_train", "seconds_publish"],
 }
 PARTS = 25  # a thick line is the running mean over a part of the run
 
@@ -196,28 +196,41 @@ def columns(rows):
     return series
 
 
+def constant(y):
+    """Whether y (n,), the last step first, keeps to within a hundredth. Of a few steps nobody can tell."""
+    y = running_mean(y)[: -len(y) // PARTS]  # the first steps apart
+    return len(y) > PARTS and np.allclose(y, y[0], 0.01)
+
+
 def page(log, path):
     """Draw what a run's log.jsonl says of each step: thin as logged, thick as a running mean.
 
-    What the log lacks is left out. Raises BadInput for a log without any step."""
+    What the log lacks is left out, and constants stand in the title. Raises BadInput for a log without any step."""
     from matplotlib.figure import Figure
 
-    series = columns(read_rows(log)[0])
+    series = {name: np.array(points).T for name, points in columns(read_rows(log)[0]).items()}
     if "pass_rate" not in series:
         raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step)")
-    figure = Figure(figsize=(21, 7.2))
+    constants = []
+    panels = defaultdict(list)
+    for panel, name in [(panel, name) for panel, names in PAGE.items() for name in names if name in series]:
+        if constant(series[name][1]):
+            constants.append(f"{name} {series[name][1][0]:.3g}")
+        else:
+            panels[panel].append(name)
+    across = -(-len(panels) // 2)
+    figure = Figure(figsize=(4.2 * across, 7.2))
     # Room for the titles and the numbers at the axes; to measure these would double the time of the drawing.
-    figure.subplots_adjust(left=0.03, right=0.99, bottom=0.05)
-    figure.suptitle(f"{log}, by optimizer step (thick: running mean)")
-    for place, (title, names) in enumerate(PAGE.items(), 1):
-        ax = figure.add_subplot(2, 5, place, title=title)
+    figure.subplots_adjust(0.04, 0.05, 0.99)
+    figure.suptitle(f"{log}, by optimizer step (thick: running mean)\nconstant: {', '.join(constants) or 'nothing'}")
+    for place, (panel, names) in enumerate(panels.items(), 1):
+        ax = figure.add_subplot(2, across, place, title=panel)
         for name, colour in zip(names, COLOURS):
-            if name in series:
-                x, y = np.array(series[name]).T
-                ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
-                ax.plot(x, running_mean(y), color=colour, label=name)
-                ax.legend()
-        ax.set_ylim(0, 1.05 * ax.get_ylim()[1])  # a constant line would lie on the frame
+            x, y = series[name]
+            ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
+            ax.plot(x, running_mean(y), color=colour, label=name)
+        ax.legend()
+        ax.set_ylim(0)
         ax.grid(alpha=0.25)
     figure.savefig(path, dpi=80)
 

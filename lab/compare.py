@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ from lab.tables import KEPT, MADE, RATES, STALENESS, TABLES, kept_groups
 from plumbing.curves import table as aligned
 from plumbing.devices import cores
 from plumbing.figures import COLOURS, RATE, called, save, through
-from plumbing.log import read_rows
+from plumbing.log import lock_log, read_rows
 from plumbing.processes import code_digest
 from plumbing.settings import FIELDS, read_settings
 
@@ -136,9 +137,10 @@ def ended(folder):
 
 def make(folder, flags):
     """Begin a run of train.py in a folder, which holds no run that has ended; returns its process."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock_log(folder).close()  # another process may be at it; Windows removes no file that is open
+    shutil.rmtree(folder)  # without --resume, since not every checkpoint in virtual time can be resumed from
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "train.py"), *flags, "--resume", "--out", str(folder)]
+    command = [sys.executable, str(ROOT / "train.py"), *flags, "--out", str(folder)]
     with folder.with_suffix(".txt").open("w", encoding="utf-8") as screen:
         return subprocess.Popen(command, env=environment, stdout=screen, stderr=screen)
 

@@ -82,15 +82,15 @@ def parsed(argv):
     args, common = parser.parse_known_args(argv[count:])
     if args.seeds is not None and args.seeds < 1:
         parser.error(f"got --seeds {args.seeds}, expected 1 or more")
-    if len(words) == 1 and words[0] in (*TABLES, "results"):
+    if len(words) == 1 and words[0] in TABLES:
         if common:
             parser.error(f"got {common[0]}, but the flags of a table are those of lab/tables.py")
-        return args, {name: flags.split() for name, flags in TABLES.get(words[0], {}).items()}, words[0]
+        return args, {name: flags.split() for name, flags in TABLES[words[0]].items()}, words[0]
     pairs = [word.partition(":") for word in words]
     asked = {name.strip(): [*shlex.split(flags), *common] for name, colon, flags in pairs if colon}
     if len(asked) < max(2, len(words)):
         parser.error(f"got {shlex.join(words) or 'no settings'}; expected two or more settings of different names, "
-                     'such as "cispo: --loss cispo", or the name of a table (--help lists them)')  # fmt: skip
+                     'such as "cispo: --loss cispo", a table (--help lists them), or results alone')  # fmt: skip
     return args, asked, None
 
 
@@ -341,9 +341,10 @@ def recount():
 
 
 def main(argv=None):
-    args, asked, table = parsed(sys.argv[1:] if argv is None else argv)
-    if table == "results":
+    argv = sys.argv[1:] if argv is None else argv
+    if argv == ["results"]:
         return recount()
+    args, asked, table = parsed(argv)
     try:
         groups = gathered(args, asked, table)
     except (CannotRun, OSError) as error:

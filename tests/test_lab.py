@@ -145,6 +145,7 @@ def test_a_run_is_known_by_its_settings_seed_code_and_files_and_not_by_its_name(
         ("'a: --k 1'", "expected two or more settings"),
         ("'a: --k 1' 'a: --k 2'", "settings of different names"),
         ("exact-8 --lr 0.1", "got --lr, but the flags of a table are those of lab/tables.py"),
+        ("results --seeds 4", "or results alone"),
         ("axis-model --seeds 4", "are made by lab/tables.py of commit"),
         ("'a: --k 1' 'b: --k 2' --data tiny", "add --virtual exact"),
         ("'a: --k 1' 'b: --k 2' --out x --resume --virtual exact", "got --resume, which the lab sets itself"),

@@ -219,9 +219,9 @@ def page(log, path):
         else:
             panels[panel].append(name)
     across = -(-len(panels) // 2)
-    figure = Figure(figsize=(4.2 * across, 7.2))
+    figure = Figure(figsize=(21, 7.2))
     # Room for the titles and the numbers at the axes; to measure these would double the time of the drawing.
-    figure.subplots_adjust(0.04, 0.05, 0.99)
+    figure.subplots_adjust(0.03, 0.05, 0.99)
     figure.suptitle(f"{log}, by optimizer step (thick: running mean)\nconstant: {', '.join(constants) or 'nothing'}")
     for place, (panel, names) in enumerate(panels.items(), 1):
         ax = figure.add_subplot(2, across, place, title=panel)

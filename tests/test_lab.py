@@ -152,8 +152,7 @@ def test_a_run_is_known_by_its_settings_seed_code_and_files_and_not_by_its_name(
         ("'a: --k 1' 'b: --eps-hihg 2' --data tiny --virtual exact", "unrecognized arguments: --eps-hihg 2"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_a_run_is_made(words, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_compared_is_refused_before_a_run_is_made(words, message, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(SystemExit) as end:
         compare.main(shlex.split(words))
@@ -246,8 +245,7 @@ def test_the_race_with_trl_runs_both_sides_and_tells_the_kept_results(tmp_path, 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     small = dict(eval_every=2, eval_prompts=2, eval_generations=1, max_new_tokens=8, interrupt_at=(4, 6), slots=2)
     flags = vars(given("")) | small
-    evaluations = trl_race.theirs(sys.executable, flags, seed=0)
-    assert [0 <= rate <= 1 for _, rate in evaluations] == [True, True] and evaluations[0][0] == 0.0
+    assert [seconds > 0 for seconds, _ in trl_race.theirs(sys.executable, flags, seed=0)] == [False, True]
     rows = [dict(kind="config", world=2), dict(kind="eval", gpu_hours=1 / 1800, pass_rate=0.25)]
 
     def run(words, check):

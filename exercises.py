@@ -3,7 +3,7 @@
     python exercises.py start ~/scalerl-class      a copy of the project with the solutions taken out; in the copy:
     python exercises.py next                       what to do, why, and what is still wrong
     python exercises.py list                       all exercises, and how far you are
-    python exercises.py hint NAME                  the first of three hints; then hint NAME 2, hint NAME 3
+    python exercises.py hint NAME                  the pitfall; hint NAME 2: the idea in words
     python exercises.py solve NAME …               puts originals back; what you wrote is kept
     python exercises.py train --loss cispo         a run with your solved functions, and the originals of all others
     python exercises.py pack                       your hand-in

@@ -243,11 +243,12 @@ def checked(exercises, root=ROOT):
     All are checked in one process. One that loops, exits or crashes ends it; the next one starts another. It is a fork
     on Linux. Elsewhere it is a new interpreter: Windows has no forks, and on macOS one that has loaded torch is unsafe.
     """
-    multiprocessing.set_start_method("fork" if sys.platform == "linux" else "spawn", force=True)
+    linux = sys.platform == "linux"
+    context = multiprocessing.get_context("fork") if linux else multiprocessing.get_context("spawn")
     waiting = [*exercises]
     while waiting:
-        receiver, sender = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.Process(target=report, args=([x.name for x in waiting], root, sender))
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=report, args=([x.name for x in waiting], root, sender))
         process.start()
         sender.close()
         ended = ""

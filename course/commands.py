@@ -104,7 +104,7 @@ def following(name=""):
     if not name:
         return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
     then, _ = upcoming(chapter or next(exercises for exercises in CHAPTERS.values() if asked[0] in exercises))
-    return f"{name}: solved. Next: {then.name if then else 'the chapter is done; python exercises.py next goes on'}"
+    return f"{name}: solved. {f'Next: {then.name}' if then else 'The chapter is done: python exercises.py next'}"
 
 
 def described(exercise):
@@ -192,9 +192,9 @@ def main():
     more = commands.add_parser("next", help="what to do and why")
     more.add_argument("name", nargs="?", help="an exercise, or a chapter by its number, instead of all")
     commands.add_parser("list", help="all exercises, and how far you are")
-    hint = commands.add_parser("hint", help="where in the paper (1), the pitfall (2), the idea in words (3)")
+    hint = commands.add_parser("hint", help="the pitfall (1), the idea in words (2)")
     hint.add_argument("name")
-    hint.add_argument("number", nargs="?", type=int, choices=(1, 2, 3), default=1)
+    hint.add_argument("number", nargs="?", type=int, choices=(1, 2), default=1)
     commands.add_parser("solve", help="put the originals back").add_argument("names", nargs="+", metavar="name")
     commands.add_parser("train", help="a run with your functions; all flags of train.py", add_help=False)
     commands.add_parser("pack", help="your hand-in")
@@ -210,7 +210,7 @@ def main():
         "next": lambda: following(args.name),
         "list": listed,
         "pack": pack,
-        "hint": lambda: find(args.name).hints[args.number - 1],
+        "hint": lambda: find(args.name).hints[args.number],
         "solve": lambda: "\n".join(map(solve, [find(name) for name in args.names])),
     }
     try:

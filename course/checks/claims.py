@@ -135,7 +135,7 @@ class Exercise(NamedTuple):
     where: str  # "loss.py:cispo", "data.py:Curriculum._is_retired", "answers.py:idle"
     minutes: int
     teaches: str  # one sentence
-    hints: tuple  # where in the paper; the pitfall; the idea in words
+    hints: tuple  # where in the paper, which `next` says; the pitfall; the idea in words
     claims: tuple  # of course.checks.claims.Claim
     bug: tuple = ()  # (right, wrong): a text that occurs exactly once in the file, and its replacement
     symptom: str = ""  # of the bug: all that the student is told about it

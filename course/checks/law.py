@@ -161,8 +161,8 @@ def needed_of_the_asymptote(law, R):
 
 def needed_without_clip(law, R):
     """leave out the clip: below R_0 the share is negative, and a root of it no number."""
-    share = (R - law.R_0) / (law.A - law.R_0)
-    return law.C_mid * (share / (1 - share)) ** (1 / law.B)
+    share = _share(law, R)
+    return law.C_mid * (share / (1 - share)) ** (1 / law.B) if share else math.nan
 
 
 def needed_linear(law, R):
@@ -280,8 +280,8 @@ LAW.write(
     teaches="A forecast starts from where the run is, and gets less sure with every e-fold of compute.",
     hints=(
         "Sec. 2.1; the model at the top of forecast.py.",
-        "`draws` holds arrays (S,) and C has any shape: give C one more dimension. Up to the last fitted compute "
-        "nothing walks.",
+        "`draws` holds arrays (S,) and C has any shape: give C one more dimension. The check asks from the "
+        "last fitted compute on.",
         "Beyond: the level, plus what Eq. 1 adds since the last fitted compute, plus the walk's size times the root of "
         "the e-folds times its steps; pass rates lie in [0, 1]. Before, the walk's mean is straight in log C.",
     ),

@@ -205,7 +205,7 @@ def problem(exercise, claim, student, original, told, root):
     try:
         right = claim.right(definition(original, exercise.target))
     except Exception as error:  # noqa: BLE001  as a log that is not there yet
-        return f"the expected value cannot be computed yet: {type(error).__name__}: {error}"
+        return f"there is nothing to compare with yet, the question says what to run: {type(error).__name__}: {error}"
     try:
         yours = claim.vector(student)
     except BaseException as error:  # noqa: BLE001

@@ -75,12 +75,12 @@ def answer(probe, implementation, inputs):
 
 
 def shown(value):
-    """An argument as text: numbers with four significant digits, tensors as lists, at most 200 characters."""
+    """A value as text: numbers with four significant digits, tensors as lists, at most 300 characters."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(shown, value))}]"[:200]
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)[:200]
+        return f"[{', '.join(map(shown, value))}]"[:300]
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)[:300]
 
 
 def as_tensor(value):

@@ -163,7 +163,7 @@ def own_loss():
     """
     ends = {"cispo": [], "mine": []}
     if not Path("race").is_dir():
-        raise FileNotFoundError("there is no race/ here yet; the question says how to make it")
+        raise FileNotFoundError("there is no race/ here yet")
     for log in Path("race").glob("*/log.jsonl"):
         name = "cispo" if rows("config", log)[0]["flags"]["loss"] == "cispo" else "mine"
         ends[name].append(sum(row["pass_rate"] for row in rows("eval", log)[-5:]) / 5)
@@ -183,5 +183,5 @@ def rows(kind, log=None):
     """For your own use: the rows of this kind in the log at this path, by default in the newest log in runs/."""
     logs = sorted(Path("runs").glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
     if not log and not logs:
-        raise FileNotFoundError("no run in runs/ yet; the question says how to train")
+        raise FileNotFoundError("there is no run in runs/ yet")
     return [row for row in map(json.loads, Path(log or logs[-1]).open(encoding="utf-8")) if row["kind"] == kind]

@@ -119,6 +119,13 @@ def aggregate_without_dummies(objective, mask, prompt_index, how, denominators):
     return _share(objective, prompt_index, how, denominators, mask.sum(-1))
 
 
+def aggregate_of_the_micro_batch(objective, mask, prompt_index, how, denominators):
+    """average over what the micro-batch holds: such averages do not add up, and those of a dummy are 0 / 0 = nan."""
+    if how == "prompt":
+        return _share(objective, prompt_index, how, denominators, mask.sum(-1))
+    return average_over_tokens(objective, mask) if how == "token" else average_over_completions(objective, mask)
+
+
 def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
     """take the denominators of each micro-batch and average the micro-batches, weighted by their completions."""
     weight = len(mask) / denominators.completions * mask.any()
@@ -191,6 +198,7 @@ MICRO_BATCHES = Claim(
         aggregate_always_prompt,
         aggregate_names_swapped,
         aggregate_without_dummies,
+        aggregate_of_the_micro_batch,
         aggregate_with_micro_batch_denominators,
     ),
 )

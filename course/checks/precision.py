@@ -19,7 +19,7 @@ def heads(head_logits, small, factor):
     logits = [head_logits(hidden, weight, True), head_logits(hidden, weight, False)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits.append(head_logits(hidden, weight, True))
-    return [*(float(x) for x in logits), float(all(x.dtype == torch.float32 for x in logits))]
+    return [*map(float, logits), float(all(x.dtype == torch.float32 for x in logits))]
 
 
 def head_cast_afterwards(hidden, head_weight, fp32_head):

@@ -20,7 +20,7 @@ def rewards(reward, penalty):
     """Rewards: wrong, right, right with a penalty, wrong with a penalty; then 1 if that of a failed verifier is nan."""
     unknown = reward(None)
     values = [reward(False), reward(True), reward(True, penalty), reward(False, penalty)]
-    return [*(float(x) for x in values), float(unknown != unknown)]
+    return [*map(float, values), float(unknown != unknown)]
 
 
 def reward_zero_or_one(correct, penalty=0.0):
@@ -177,8 +177,7 @@ REWARDS.write(
 
 def answers(final_answer, texts):
     """Lengths of the answers in texts, -1 without an answer."""
-    found = [final_answer(text) for text in texts]
-    return [-1 if answer is None else len(answer) for answer in found]
+    return [-1 if answer is None else len(answer) for answer in map(final_answer, texts)]
 
 
 REWARDS.bug(

@@ -103,10 +103,10 @@ def taken(text, exercise):
     """
     if exercise.kind != "bug":
         return with_body(text, exercise, f'raise NotImplementedError("{exercise.name} is not written yet")\n')
-    right, wrong = exercise.bug
+    right, bug = exercise.bug
     if text.count(right) != 1:
         raise ValueError(f"{exercise.name}: expected {right!r} once in {exercise.file}, got {text.count(right)}")
-    return text.replace(right, wrong)
+    return text.replace(right, bug)
 
 
 def restored(text, original, exercise):
@@ -186,15 +186,15 @@ def problems(exercise, text, root=ROOT):
     try:
         student = build(exercise, text, original, root)
     except Broken as error:
-        found = [str(error)]
+        lines = [str(error)]
     except BaseException as error:  # noqa: BLE001  a student's code may raise anything, SystemExit too
-        found = [f"{exercise.file} cannot be imported: {described(error, root)}"]
+        lines = [f"{exercise.file} cannot be imported: {described(error, root)}"]
     else:
         told = changed(exercise, text, root)
-        found = [problem(exercise, claim, student, original, told, root) for claim in exercise.claims]
+        lines = [problem(exercise, claim, student, original, told, root) for claim in exercise.claims]
     finally:
         sys.modules[original.__name__] = original
-    return [f"{exercise.name}: {line}" for line in dict.fromkeys(found) if line]
+    return [f"{exercise.name}: {line}" for line in dict.fromkeys(lines) if line]
 
 
 def problem(exercise, claim, student, original, told, root):
@@ -258,13 +258,13 @@ def checked(exercises, root=ROOT):
                 limit = MEASURE_SECONDS if exercise.kind == "measure" else SECONDS
                 try:
                     for seconds in (START_SECONDS, limit):
-                        found = receiver.recv() if receiver.poll(seconds) else None
-                    if found is None:
+                        lines = receiver.recv() if receiver.poll(seconds) else None
+                    if lines is None:
                         ended = f"stopped after {limit:g} s; likely cause: an endless loop"
                 except EOFError:
                     process.join()
                     ended = f"the process ended ({process.exitcode})"
-                yield [f"{exercise.name}: {ended}"] if ended else found
+                yield [f"{exercise.name}: {ended}"] if ended else lines
         finally:
             process.kill()
             process.join()

@@ -57,9 +57,9 @@ def find(name):
 def checks(exercises):
     """Each of the exercises with what its check finds wrong, lines of text; with None if it was not begun."""
     begun = [x for x in exercises if checker.begun(x, ROOT)]
-    found = checker.checked(begun, ROOT)  # one after the other, as far as they are asked for
+    results = checker.checked(begun, ROOT)  # one after the other, as far as they are asked for
     for exercise in exercises:
-        yield exercise, next(found) if exercise in begun else None
+        yield exercise, next(results) if exercise in begun else None
 
 
 def done(exercises):
@@ -74,15 +74,15 @@ def upcoming(exercises):
 
 def listed():
     """All exercises by chapter, each with its state, and how many are done."""
-    found = {exercise.name: problems for exercise, problems in checks(EXERCISES)}
+    results = {exercise.name: problems for exercise, problems in checks(EXERCISES)}
     lines = []
     for chapter, exercises in CHAPTERS.items():
         lines.append(chapter)
         for x in exercises:
-            problems = found[x.name]
+            problems = results[x.name]
             state = "-" if problems is None else "started" if problems else "original" if is_given(x) else "solved"
             lines.append(f"  {state:9} {x.name:15} {x.kind:8} {x.minutes:3} min  {x.where}")
-    return "\n".join([*lines, f"{list(found.values()).count([])} of {len(EXERCISES)} done"])
+    return "\n".join([*lines, f"{list(results.values()).count([])} of {len(EXERCISES)} done"])
 
 
 def is_given(exercise):
@@ -136,20 +136,20 @@ def solve(exercise):
     """
     path = ROOT / exercise.file
     original = checker.original_text(exercise.file, ROOT)
-    said = f"{exercise.name} now has the original's code"
+    message = f"{exercise.name} now has the original's code"
     if path.exists():
         kept = HIDDEN / "kept"
         kept.mkdir(exist_ok=True)
         copy = kept / f"{exercise.name}-{len([*kept.iterdir()]) + 1}.py"
         shutil.copyfile(path, copy)
-        said += f"; your {exercise.file} is kept in {copy.relative_to(ROOT)}"
+        message += f"; your {exercise.file} is kept in {copy.relative_to(ROOT)}"
     try:
         text = checker.restored(checker.text_of(path), original, exercise)
     except checker.Broken as error:  # the file is missing or cannot be parsed
         text = checker.restored(checker.left(exercise.file, ROOT), original, exercise)
-        said = f"{error}\nSo everything else in {exercise.file} was put back as start left it. {said}"
+        message = f"{error}\nSo everything else in {exercise.file} was put back as start left it. {message}"
     path.write_text(text, encoding="utf-8", newline="\n")
-    return said
+    return message
 
 
 # --- Training and handing in -----------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ def own_run(monkeypatch, tmp_path):
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_a_solution_is_accepted_and_what_is_left_what_raises_and_every_known_mistake_is_told(exercise):
     left = checker.left(exercise.file)
-    found = checker.problems(exercise, left)
-    assert found and all(line.startswith(f"{exercise.name}: ") for line in found)
+    problems = checker.problems(exercise, left)
+    assert problems and all(line.startswith(f"{exercise.name}: ") for line in problems)
     raising = f"\n\ndef raising(*_, **__):\n    raise ArithmeticError\n\n\n{exercise.target} = raising\n"
     assert checker.problems(exercise, whole(exercise) + raising)
     if exercise.name != "six-steps":  # which trains
@@ -64,9 +64,9 @@ def test_a_solution_is_accepted_and_what_is_left_what_raises_and_every_known_mis
         right = claim.right(solution(exercise)) if claim.mistakes else ()
         for mistake in claim.mistakes:
             assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith((".", "?"))
-            wrong = claim.vector(mistake)
-            sure = {claim.named(mistake), claim.named(mistake, sure=all(x == x for x in wrong))}
-            lines = claim.problem(wrong, right).splitlines()[3:]
+            vector = claim.vector(mistake)
+            sure = {claim.named(mistake), claim.named(mistake, sure=all(x == x for x in vector))}
+            lines = claim.problem(vector, right).splitlines()[3:]
             assert len(lines) == 1 and lines[0].strip() in sure, mistake.__name__
 
 
@@ -78,20 +78,20 @@ BODIES = re.findall(
 @pytest.mark.parametrize("kind, name, how, body", BODIES, ids=[f"{n}-{how}" for _, n, how, _ in BODIES])
 def test_other_right_answers_are_accepted_and_near_misses_rejected(kind, name, how, body):
     exercise = commands.find(name)
-    found = checker.problems(exercise, checker.with_body(checker.left(exercise.file), exercise, body))
-    assert bool(found) == (kind == "wrong"), found
+    problems = checker.problems(exercise, checker.with_body(checker.left(exercise.file), exercise, body))
+    assert bool(problems) == (kind == "wrong"), problems
 
 
 def test_the_predicted_numbers_are_those_that_the_project_computes():
     C = np.linspace(0, 100000, 75)
     law = fit.fit_power_law(C, fit.sigmoid(C, 0.645, 1.70, 10909, 0.39), start=5000, stop=50000)
     assert answers.power_law() == pytest.approx(law.A, abs=0.005)
-    found = []
+    gradients = []
     for sign in (1.0, -1.0):
         batch = losses.inputs([[0.8]], [[0.1]], [sign], ["1"])
-        found.append(losses.value_and_gradient(loss.cispo, *batch, eps_max=4.0)[1].item())
-        found.append(losses.value_and_gradient(loss.dapo, *batch, eps_low=0.2, eps_high=0.26)[1].item())
-    assert answers.weights() == pytest.approx(found)
+        gradients.append(losses.value_and_gradient(loss.cispo, *batch, eps_max=4.0)[1].item())
+        gradients.append(losses.value_and_gradient(loss.dapo, *batch, eps_low=0.2, eps_high=0.26)[1].item())
+    assert answers.weights() == pytest.approx(gradients)
     assert answers.staleness_bound() == tuple(pipeline.OFF_POLICY[rule].bound(8) for rule in ("pipeline", "ppo"))
     # 0.02 n - 0.032 max(0, n - 8), n = 7 to 11: 0.14, 0.16, 0.148, 0.136, 0.124; k = 0: 0.18; k = 4: 0.176 - ...
     assert answers.too_stale() == pytest.approx((0.0048, 0.18 - 0.1416))
@@ -105,11 +105,11 @@ def test_a_nan_beside_right_numbers_may_have_other_causes_than_the_known_mistake
 
 
 def test_a_timeline_of_stated_costs_has_the_idle_shares_that_one_draws_by_hand():
-    found = []
+    shares = []
     for rule, k in (("pipeline", 0), ("pipeline", 1), ("ppo", 2)):
         rows = timeline.timeline(off_policy=rule, k=k, generate=30.0, train=20.0)
-        found += [timeline.idle(rows, what) for what in ("generated", "trained")]
-    assert answers.idle() == pytest.approx(found)
+        shares += [timeline.idle(rows, what) for what in ("generated", "trained")]
+    assert answers.idle() == pytest.approx(shares)
     assert [row["generated"] for row in rows[:3]] == [(0, 30), (30, 60), (100, 130)]  # ppo: the phase ends at 100 s
     slow = timeline.timeline(k=8, generate=30.0, train=60.0)
     assert max(row["staleness"] for row in slow) == 8  # a queue of k + 1 batches stands; never more
@@ -146,9 +146,9 @@ def write(folder, name, body):
     path.write_text(checker.with_body(path.read_text(), exercise, f"{body}\n"))
 
 
-def said(folder, *names):
+def reports(folder, *names):
     """What the checks of these exercises say, one text for each."""
-    return ["\n".join(found) for found in checker.checked(map(commands.find, names), folder)]
+    return ["\n".join(lines) for lines in checker.checked(map(commands.find, names), folder)]
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_a_check_is_one_clear_text_for_what_cannot_run_and_the_next_check_runs(b
     monkeypatch.setattr(checker, "SECONDS", 0.5)
     path = student / "loss.py"
     path.write_text(path.read_text().replace(STUB, body))
-    ratio, crossing = said(student, "ratio", "crossing")
+    ratio, crossing = reports(student, "ratio", "crossing")
     assert re.fullmatch(f"ratio: {CANNOT_RUN[body]}", ratio) and crossing.startswith("crossing: not written yet")
 
 
@@ -196,7 +196,7 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoilt, line, st
     path = student / "loss.py"
     mine = path.read_bytes() + spoilt
     path.write_bytes(mine)
-    assert re.fullmatch(f"ratio: loss.py {line}: .*", *said(student, "ratio")) and "0 of" in commands.listed()
+    assert re.fullmatch(f"ratio: loss.py {line}: .*", *reports(student, "ratio")) and "0 of" in commands.listed()
     ratio = commands.find("ratio")
     solved = commands.solve(ratio)
     assert f"loss.py {line}" in solved and "everything else in loss.py was put back" in solved
@@ -206,27 +206,27 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoilt, line, st
 
 def test_a_wrong_prediction_shows_the_own_number_and_the_mistake_but_not_the_answer(student):
     write(student, "staleness-bound", "return 9, 9")
-    [problem] = said(student, "staleness-bound")
+    [problem] = reports(student, "staleness-bound")
     assert "  yours    pipeline: 9, ppo: 9" in problem and "expected" not in problem
     assert "This is what you get when you count the batches" in problem
 
 
 def test_a_mistake_is_named_and_the_students_own_helpers_count(student):
-    write(student, "ratio", "from helped import one\n\nreturn inverse(logprobs, gen_logprobs, mask).exp() * one")
-    (student / "helped.py").write_text("one = 1\n")
+    write(student, "ratio", "from helped import unit\n\nreturn inverse(logprobs, gen_logprobs, mask).exp() * unit")
+    (student / "helped.py").write_text("unit = 1\n")
     path = student / "loss.py"
     path.write_text(path.read_text() + "\n\nSIGN = -1\n\n\ndef inverse(*x):\n    return _log_ratio(*x) * SIGN\n")
-    [problem] = said(student, "ratio")
+    [problem] = reports(student, "ratio")
     assert "This is what you get when you divide pi_gen by pi_train" in problem
     path.write_text(path.read_text().replace("SIGN = -1", "SIGN = 1"))
-    assert said(student, "ratio") == [""]
+    assert reports(student, "ratio") == [""]
 
 
 def test_of_a_bug_only_the_symptom_is_told_until_something_was_tried(student):
-    [problem] = said(student, "zero-variance")
+    [problem] = reports(student, "zero-variance")
     assert "expected" in problem and "This is what" not in problem
     write(student, "zero-variance", "return (rewards > 0).any(-1)")
-    [problem] = said(student, "zero-variance")
+    [problem] = reports(student, "zero-variance")
     assert "This is what you get when you keep every prompt" in problem
 
 
@@ -277,7 +277,7 @@ def test_a_student_who_has_solved_all_has_the_project_again_and_trains_with_it(s
 def test_a_hand_in_holds_changed_files_answers_and_added_ones(student, prints):
     write(student, "baseline", "return 1")
     write(student, "staleness-bound", "return 8, 7")
-    (student / "helped.py").write_text("one = 1\n")
+    (student / "helped.py").write_text("unit = 1\n")
     assert "holds answers.py, helped.py, loss.py: 1 of" in prints("pack")
     with zipfile.ZipFile(student / "handin.zip") as archive:
         assert sorted(archive.namelist()) == ["answers.py", "helped.py", "loss.py"]

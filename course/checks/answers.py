@@ -70,11 +70,11 @@ def staleness():
     Then read `staleness` in the newest runs/*/log.jsonl. Returns the largest staleness of a token, in optimizer steps,
     and the share of tokens with more than 0 steps, of all tokens of the run.
     """
-    found = {}
+    by_age = {}
     for row in rows("step"):
         for k, tokens in row["staleness"].items():
-            found[int(k)] = found.get(int(k), 0) + tokens
-    return max(found), 1 - found.get(0, 0) / sum(found.values())
+            by_age[int(k)] = by_age.get(int(k), 0) + tokens
+    return max(by_age), 1 - by_age.get(0, 0) / sum(by_age.values())
 
 
 def idle():
@@ -141,8 +141,8 @@ def kept():
 
     Returns the mean share of prompts that are kept, over the first ten steps and over the last ten.
     """
-    found = rows("step", "results/main_seed0.jsonl")
-    return tuple(sum(row["kept"] for row in part) / 320 for part in (found[:10], found[-10:]))
+    steps = rows("step", "results/main_seed0.jsonl")
+    return tuple(sum(row["kept"] for row in part) / 320 for part in (steps[:10], steps[-10:]))
 
 
 def own_loss():
@@ -167,7 +167,7 @@ def own_loss():
     for log in Path("race").glob("*/log.jsonl"):
         name = "cispo" if rows("config", log)[0]["flags"]["loss"] == "cispo" else "mine"
         ends[name].append(sum(row["pass_rate"] for row in rows("eval", log)[-5:]) / 5)
-    cispo, mine = (sum(found) / len(found) for found in ends.values())
+    cispo, mine = (sum(rates) / len(rates) for rates in ends.values())
     return 0.0, cispo - mine
 
 

@@ -81,8 +81,8 @@ ASYNCHRONY.write(
 
 def ended(check_staleness, step, k, batches):
     """Whether each batch, lists of the versions of rollouts' tokens, ends the run of pipeline, then that of ppo."""
-    found = {rule: [] for rule in RULES}
-    for rule, ends in found.items():
+    by_rule = {rule: [] for rule in RULES}
+    for rule, ends in by_rule.items():
         for batch in batches:
             groups = [[SimpleNamespace(key="", versions=dict.fromkeys(own, 1)) for own in group] for group in batch]
             try:
@@ -92,7 +92,7 @@ def ended(check_staleness, step, k, batches):
                 raise
             except RuntimeError:
                 ends.append(True)
-    return [*found.values()]
+    return [*by_rule.values()]
 
 
 def _end_if(too_old):
@@ -152,8 +152,8 @@ ASYNCHRONY.write(
 def sampled_tokens(metadata, versions, mask):
     """From a rollout's metadata: sampled tokens of version 3, of version 4, and the length with injected tokens."""
     rollout = MagicMock(versions=versions, mask=mask, ids=mask, logprobs=[0.0] * len(mask))
-    found = metadata(MagicMock(completion=rollout), MagicMock())
-    return [found.versions.get(3, 0), found.versions.get(4, 0), found.tokens]
+    kept = metadata(MagicMock(completion=rollout), MagicMock())
+    return [kept.versions.get(3, 0), kept.versions.get(4, 0), kept.tokens]
 
 
 # Three tokens of version 3, five of version 4, of which two are injected: 3, 5 - 2 = 3, and 8 in all.

@@ -36,7 +36,7 @@ def call(function, *inputs):
     return function(*inputs)
 
 
-def each(function, values, **settings):
+def values_at(function, values, **settings):
     """The function at each of these values of its first argument."""
     return [float(function(value, **settings)) for value in values]
 

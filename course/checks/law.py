@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from course.checks.claims import Chapter, Claim, each
+from course.checks.claims import Chapter, Claim, values_at
 
 LAW = Chapter()
 CURVE = {"A": 0.7, "B": 2.0, "C_mid": 30.0, "R_0": 0.2}
-ON_CURVE = partial(each, **CURVE)
+ON_CURVE = partial(values_at, **CURVE)
 
 
 # --- sigmoid ---------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ LAW.write(
 
 
 def needed(compute_for, R):
-    return each(partial(compute_for, SimpleNamespace(**CURVE)), np.array(R))
+    return values_at(partial(compute_for, SimpleNamespace(**CURVE)), np.array(R))
 
 
 def _share(law, R):
@@ -201,8 +201,8 @@ def end_of_run(forecast, C, R):
         band=lambda c, mean_of: (c / 100 - 0.1, c / 100 + 0.1),
         run=SimpleNamespace(compute=np.array(C), reward=np.array(R)),
     )
-    found = forecast(law, last=2)
-    return [found["C"], found["forecast"], found["measured"], found["error"]]
+    row = forecast(law, last=2)
+    return [row["C"], row["forecast"], row["measured"], row["error"]]
 
 
 def forecast_of_the_last_point(law, last=1):

@@ -77,11 +77,11 @@ CISPO_INPUT = inputs(
 def ratio_and_gradient(ratio, logprobs, gen_logprobs, _, mask):
     """The ratio; where the mask is False plus its gradient, if it carries one."""
     logprobs = logprobs.clone().requires_grad_()
-    found = ratio(logprobs, gen_logprobs, mask)
-    if found.requires_grad:
-        found.sum().backward()
-        return found + logprobs.grad.masked_fill(mask, 0.0)
-    return found
+    rho = ratio(logprobs, gen_logprobs, mask)
+    if rho.requires_grad:
+        rho.sum().backward()
+        return rho + logprobs.grad.masked_fill(mask, 0.0)
+    return rho
 
 
 # exp(ln 1/2 - ln 1/4) = 2, (1/2) / (1/16) = 8 and so on; 1, the ratio of equal policies, where the mask is False.

@@ -73,8 +73,8 @@ SIZES = "mean_abs_log_ratio, k3, clipped, effective_sample_size"
 
 
 def apart(mismatch, logprobs, gen_logprobs, mask, low, high):
-    found = mismatch(logprobs, gen_logprobs, mask, low=low, high=high)
-    return [float(found[name]) for name in SIZES.split(", ")]
+    sizes = mismatch(logprobs, gen_logprobs, mask, low=low, high=high)
+    return [float(sizes[name]) for name in SIZES.split(", ")]
 
 
 def _apart(log_ratio, low, high):
@@ -106,8 +106,8 @@ def mismatch_k2(logprobs, gen_logprobs, mask, **bounds):
 
 def mismatch_size_in_tokens(logprobs, gen_logprobs, mask, **bounds):
     """leave out the division by the number of tokens: the effective sample size is asked for as a share."""
-    found = _apart((logprobs - gen_logprobs)[mask], **bounds)
-    return found | {"effective_sample_size": found["effective_sample_size"] * mask.sum()}
+    sizes = _apart((logprobs - gen_logprobs)[mask], **bounds)
+    return sizes | {"effective_sample_size": sizes["effective_sample_size"] * mask.sum()}
 
 
 def mismatch_of_all(logprobs, gen_logprobs, mask, **bounds):

@@ -8,7 +8,7 @@ from math import comb, nan
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
-from course.checks.claims import Chapter, call, each
+from course.checks.claims import Chapter, call, values_at
 
 REWARDS = Chapter()
 
@@ -103,7 +103,7 @@ REWARDS.write(
         "A straight line in the length, clipped at 0 from above and at -1 from below.",
     ),
     says="0 up to L_max - L_cache = 12 tokens, -1 from L_max = 14 on, a straight line between",
-    probe=partial(each, length_max=14, length_cache=2),
+    probe=partial(values_at, length_max=14, length_cache=2),
     inputs=([8, 12, 13, 14, 16],),
     expected=[0.0, 0.0, -0.5, -1.0, -1.0],
     labels="8 tokens, 12 tokens, 13 tokens, 14 tokens, 16 tokens",
@@ -202,8 +202,8 @@ REWARDS.bug(
 def retired(is_retired, rates, threshold):
     """Whether retired: prompts with these pass rates, one never sampled, and a solved one without a threshold."""
     curriculum = SimpleNamespace(threshold=threshold, pass_rates=dict(enumerate(rates)))
-    found = [is_retired(curriculum, index) for index in range(len(rates) + 1)]
-    return [float(x) for x in (*found, is_retired(SimpleNamespace(threshold=None, pass_rates={0: 1.0}), 0))]
+    answers = [is_retired(curriculum, index) for index in range(len(rates) + 1)]
+    return [float(x) for x in (*answers, is_retired(SimpleNamespace(threshold=None, pass_rates={0: 1.0}), 0))]
 
 
 def _retired(self, index, above, unknown=0.0):

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from course.checks.claims import Chapter, each, numbers
+from course.checks.claims import Chapter, numbers, values_at
 
 RUN = Chapter()
 
@@ -50,7 +50,7 @@ RUN.write(
         "A straight line that reaches --lr in step --warmup, then stays.",
     ),
     says="1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
-    probe=partial(each, lr=1.0, warmup=4),
+    probe=partial(values_at, lr=1.0, warmup=4),
     inputs=([0, 2, 3, 9],),
     expected=[0.25, 0.75, 1.0, 1.0],
     labels="first step, third, fourth, tenth",
@@ -68,7 +68,7 @@ def seconds(paused, before, inside, after):
     space = inspect.unwrap(paused).__globals__
     imported = dict.fromkeys([name for name, value in space.items() if value is time.perf_counter], lambda: now[0])
     with patch.object(time, "perf_counter", lambda: now[0]), patch.dict(space, imported):
-        found = []
+        times = []
         for running in (True, False):
             clock = SimpleNamespace(seconds=0.0, since=now[0] if running else None, devices=1)
             clock.read = lambda: now[0]
@@ -77,10 +77,10 @@ def seconds(paused, before, inside, after):
             now[0] += before
             with paused(clock):
                 now[0] += inside
-                found.append(clock.now())
+                times.append(clock.now())
             now[0] += after
-            found.append(clock.now())
-    return found
+            times.append(clock.now())
+    return times
 
 
 @contextmanager

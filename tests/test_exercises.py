@@ -196,7 +196,7 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoilt, line, st
     path = student / "loss.py"
     mine = path.read_bytes() + spoilt
     path.write_bytes(mine)
-    assert re.fullmatch(f"ratio: loss.py {line}: .*", *reports(student, "ratio")) and "0 of" in commands.listed()
+    assert re.fullmatch(f"ratio: loss.py {line}: .*", *reports(student, "ratio"))
     ratio = commands.find("ratio")
     solved = commands.solve(ratio)
     assert f"loss.py {line}" in solved and "everything else in loss.py was put back" in solved
@@ -245,7 +245,8 @@ def test_next_and_list_say_how_far_one_is_hint_has_two_steps_and_solve_keeps_wha
     assert (listed := prints("list")).endswith(f"2 of {len(EXERCISES)} done\n")
     assert "\n  solved    baseline" in listed and "\n  original  sigmoid" in listed
     (student / "loss.py").write_text(whole(commands.find("baseline")))  # right answers that equal the originals
-    assert "\n  solved    baseline" in prints("list") and prints("next", "2").startswith("weights (")
+    write(student, "sigmoid", "return R_0 + (A - R_0) * expit(B * (np.log(C) - np.log(C_mid)))")
+    assert "\n  solved    sigmoid" in (listed := prints("list")) and "\n  solved    baseline" in listed
     with pytest.raises(SystemExit, match="no exercise or chapter is called 9"):
         prints("next", "9")
     with pytest.raises(SystemExit, match=f"cd {student}"):
@@ -255,11 +256,12 @@ def test_next_and_list_say_how_far_one_is_hint_has_two_steps_and_solve_keeps_wha
 def test_what_trains_is_the_students_solved_functions_and_the_originals(student, tmp_path):
     write(student, "baseline", "return rewards - rewards.mean(-1)[:, None]  # mine")
     write(student, "ratio", "return 1  # wrong")
+    commands.solve(commands.find("cispo"))  # which calls the ratio, and is checked with the original
     names = [x.name for x in commands.done(EXERCISES)]
-    assert names == ["baseline"]
+    assert names == ["cispo", "baseline"]
     checker.assemble(student, tmp_path / "train", names)
     text = (tmp_path / "train" / "loss.py").read_text()
-    assert "# mine" in text and "# wrong" not in text and "NotImplementedError" not in text
+    assert "# mine" in text and "# wrong" not in text
 
 
 @pytest.mark.processes
@@ -288,8 +290,8 @@ CHEAT = "import pathlib\npathlib.Path('grades.xml').write_text('<x/>')\nraise Sy
 LOOPS = "\ndef sigmoid(C, A, B, C_mid, R_0):\n    while True:\n        pass\n"
 NEVER = "conftest.py", "json.py", "course/checker.py", "pipeline/__init__.py", "../out.py"
 HANDINS = {  # what stands in them, behind the originals of the exercises' files
-    "good": {"fit.py": "\nfrom helped import nothing\n", "helped.py": "nothing = 1", "loss.py": ""},
-    "loops": {"fit.py": LOOPS, "loss.py": ""},
+    "good": {"fit.py": "\nfrom helped import nothing\n", "helped.py": "nothing = 1", "forecast.py": ""},
+    "loops": {"fit.py": LOOPS, "forecast.py": ""},
     "cheats": dict.fromkeys(NEVER, CHEAT) | {"pytest.ini": "[pytest]\naddopts = --collect-only\n"},
 }
 
@@ -312,10 +314,10 @@ def test_the_script_for_teachers_grades_hand_ins_and_what_they_bring_beside_exer
             for name, text in files.items():
                 original = (ROOT / name).read_text() if name in checker.FILES else ""
                 archive.writestr(name, original + text)
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'sigmoid or ratio'")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'sigmoid or ahead'")
     command = [sys.executable, "grade.py", handins]
     graded = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout.split()
-    assert {*graded} == {"student,sigmoid,ratio", "good,1,1", "loops,0,1", "cheats,0,0"}
+    assert {*graded} == {"student,sigmoid,ahead", "good,1,1", "loops,0,1", "cheats,0,0"}
 
 
 # --- The page --------------------------------------------------------------------------------------------------------

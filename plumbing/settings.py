@@ -21,26 +21,14 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import get_args, get_origin
 
-import torch
-
 import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
-from pipeline import OFF_POLICY, Fault, greatest_staleness
+from pipeline import OFF_POLICY, Fault
 from plumbing.arguments import Parser, as_given, option
-from plumbing.devices import (
-    check_launcher,
-    default_dtype,
-    end_launcher,
-    fleet,
-    gpus,
-    refuse,
-    restarts,
-    torchrun,
-    world_size,
-)
-from plumbing.log import finished_checkpoints, lock_log, others, step_of, stored_flags
+from plumbing.checks import check_rule, check_settings, fitting_interval, register_own_loss
+from plumbing.devices import check_launcher, default_dtype, end_launcher, fleet, gpus, refuse, world_size
+from plumbing.log import finished_checkpoints, lock_log, stored_flags
 from plumbing.prompts import anchored, parse_source
-from plumbing.user_loss import register_own_loss
 from recipes import PRESETS, RECIPES
 from reward import THINK_END
 
@@ -345,7 +333,8 @@ def in_force(asked):
     args.clips = {clip: given.get(clip, declared.default) for clip, declared in LOSSES[args.loss].clips.items()}
     check_rule(args)
     derive_defaults(args, given, asked, earlier)
-    check(args, given, asked)
+    check_read(args, asked)
+    check_settings(args, given, asked)
     how = "" if args.recipe_given else " with P and k of the preset"
     sizes = f"{args.prompts} x {args.generations} completions of up to {args.max_new_tokens:,} tokens a step"
     args.notes.append(f"preset {preset} ({sizes}), recipe {args.recipe}{how}; flags that you give win")
@@ -479,18 +468,6 @@ def derive_defaults(args, given, asked, earlier):
         args.interrupt_phrase = args.interrupt_phrase.replace(THINK_END, args.think_end)
 
 
-def fitting_interval(args):
-    """The least --eval-every from the present one on at whose multiples the generators have the trainers' weights.
-
-    A rule need not send weights at multiples of anything, so the search has an end: None.
-    """
-    sent = OFF_POLICY[args.off_policy].broadcasts
-    for interval in range(args.eval_every, 2 * args.eval_every + args.k + 1):
-        if all(sent(step, args.k) for step in range(interval, args.steps, interval)):
-            return interval
-    return None
-
-
 def starting_point(args, earlier):
     """The folder of the checkpoint to resume from, or None; `notes` say what --resume does.
 
@@ -526,68 +503,6 @@ def check_numbers(asked):
             raise ValueError(f"{option(name)}: got {value}; expected a number of more than {bounds['above']}")
 
 
-def check_rule(args):
-    """Raise ValueError for a k that the rule of --off-policy has not, or with which it breaks its promise."""
-    rule = OFF_POLICY[args.off_policy]
-    if args.k < rule.least_k:
-        raise ValueError(f"--k is {args.k}; expected >= {rule.least_k} with {args.off_policy}")
-    greatest = greatest_staleness(args.steps, off_policy=args.off_policy, k=args.k)
-    if greatest > rule.bound(args.k):
-        raise ValueError(
-            f"--off-policy {args.off_policy} --k {args.k}: its rule promises tokens at most {rule.bound(args.k)} "
-            f"optimizer steps old, and would allow {greatest}"
-        )
-
-
-def check(args, given, asked):
-    """Raise ValueError for what cannot work, before anything is loaded or spawned."""
-    check_read(args, asked)
-    try_loss(args)
-    sets = [parse_source(source) for source in args.data]
-    if "model" not in given and not {name for name, *_ in sets} <= data.EMBEDDED_TASKS.keys():
-        raise ValueError("--data FILE needs --model: the embedded base model knows only digits, + and -")
-    if args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked:
-        raise ValueError("--no-fp32-head with --dtype float32: its head is float32; give --dtype bfloat16 too")
-    if "generators" in asked and not args.virtual:
-        raise ValueError("--generators is read with --virtual only; in a real run all ranks but the trainers generate")
-    if not args.evaluate:
-        check_training(args, sets)
-    check_start(args, given)
-    check_folder(args, given)
-
-
-def check_training(args, sets):
-    """Raise ValueError for what training needs and an evaluation does not. sets: as from prompts.parse_source."""
-    if not any(weight for _, weight, _ in sets):
-        raise ValueError("--data: expected a source to train on; all have weight 0, which is for validation only")
-    if args.temperature == 0:
-        raise ValueError("--temperature is 0; expected more, except with --evaluate: RL needs different completions")
-    interval = fitting_interval(args)
-    if interval != args.eval_every:
-        raise ValueError(
-            f"--eval-every {args.eval_every} with --off-policy {args.off_policy} --k {args.k}: expected an interval at "
-            f"whose multiples the generators get new weights; give --eval-every {interval or args.steps}"
-        )
-    if args.generations < 2:
-        raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
-    world = world_size(args.plan)
-    if not args.virtual and args.trainers >= world:
-        raise ValueError(f"--trainers {args.trainers} of {world} processes leaves no generator: raise --nproc-per-node")
-
-
-def try_loss(args):
-    """Raise ValueError, or what the loss itself raises, for bounds that it refuses or values that cannot be trained on.
-
-    A gradient of zero is no reason to refuse it.
-    """
-    logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-3.0, -0.1, -1.5]], requires_grad=True)
-    mask = torch.tensor([[True, True, True], [True, True, False]])
-    batch = logprobs, torch.full((2, 3), -1.2), torch.tensor([1.0, -1.0]), mask
-    values = LOSSES[args.loss].objective(*batch, **args.clips)[mask]
-    if not values.isfinite().all():
-        raise ValueError(f"--loss {args.loss}: expected finite values where mask is True, got {values.tolist()}")
-
-
 def check_read(args, asked):
     """Raise ValueError for a flag that the chosen loss or length control does not read."""
     for name in asked:
@@ -597,49 +512,3 @@ def check_read(args, asked):
         if name not in FIELDS and name not in args.clips:
             reads = ", ".join(map(option, args.clips)) or "none of these"
             raise ValueError(f"{option(name)} is not read by --loss {args.loss}, which reads {reads}")
-
-
-def check_start(args, given):
-    """Raise ValueError for a mode that cannot be started as it was."""
-    if args.plan and args.virtual:
-        raise ValueError("--plan with --virtual: a plan is of a run on GPUs; leave one of them out")
-    if args.virtual and torchrun("WORLD_SIZE") > 1:
-        raise ValueError("--virtual runs in a single process: start it with python train.py, not with torchrun")
-    if args.virtual and args.generator != "torch":
-        raise ValueError(f"--virtual with --generator {args.generator}: only torch's decode steps are timed one by one")
-    if args.virtual and args.checkpoint:
-        check_repeatable(args, step_of(args.checkpoint))
-    if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        raise ValueError("--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in every launcher's environment")
-    if restarts() and not given.get("resume"):
-        raise ValueError("--max-restarts needs --resume: else a restart is refused, as --out holds a run already")
-
-
-def check_repeatable(args, version):
-    """Refuse to resume a virtual run from where rollouts were half finished, whose keys and values are lost.
-
-    It would not repeat what the run without the break does.
-    """
-    if OFF_POLICY[args.off_policy].requested(version - 1, args.k) > version:
-        raise ValueError(
-            f"--resume at step {version} of a run in virtual time with --off-policy {args.off_policy} --k {args.k}: "
-            "completions are in work there in a longer run, so it would not repeat. Start anew: it does the same again"
-        )
-
-
-def check_folder(args, given):
-    """Raise ValueError for an --out that holds what would be overwritten."""
-    out = Path(args.out)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; expected a folder, or the name of one to be made")
-    if args.evaluate and (out / "evaluation.jsonl").exists():
-        raise ValueError(f"{out} holds an evaluation already; give another --out")
-    if args.evaluate or args.plan or given.get("resume"):
-        return
-    if (log := out / "log.jsonl").exists() and log.stat().st_size:
-        go_on = "" if args.virtual and args.k else ", or --resume to go on with it"
-        raise ValueError(f"{out} holds a run already; give another --out{go_on}")
-    if names := others(out):
-        raise ValueError(
-            f"{out} holds {', '.join(names[:3])}, of another program or of a run whose log is gone; give another --out"
-        )

@@ -109,7 +109,7 @@ def test_what_a_loss_may_not_do_ends_the_run_with_an_error_and_keeps_its_checkpo
 
 def test_a_loss_that_hangs_is_named_in_virtual_time_too(tmp_path):
     Path("losses.py").write_text(LATER.format("import time; time.sleep(100)"), encoding="utf-8")
-    run = "from plumbing import user_loss; user_loss.HANGS = 0.5; from conftest import ended; ended(FLAGS)"
+    run = "from plumbing import checks; checks.HANGS = 0.5; from conftest import ended; ended(FLAGS)"
     run = run.replace("FLAGS", repr(f"{TINY} --loss losses.py:f --steps 8 --seed 3"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, env=environment)

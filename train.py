@@ -198,8 +198,10 @@ class Trainer:
         self.replay = experts.Replay(self.policy.model)
         active = experts.active_parameters(self.policy.model)
         self.log = RunLog(args, processes, active, state, self.queue.generator_work, evaluate.draw)
+        if not processes.rank:
+            self.log.observers.append(evaluate.Figure(self.log.out))
         if not (processes.rank or args.virtual):
-            self.log.observers.append(memory.Projection(args, self.log.screen.write))
+            self.log.observers.append(evaluate.Projection(args, self.log.screen.write))
         self.decoder = evaluate.trainer_decodes(args, processes, self.policy, generate)
         self.log("config", step=self.version, flags=vars(args), **build.provenance(prompts, processes.world))
 

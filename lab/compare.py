@@ -39,7 +39,7 @@ from lab import statistics
 from lab.tables import KEPT, MADE, RATES, STALENESS, TABLES, kept_groups
 from plumbing.curves import table as aligned
 from plumbing.devices import cores
-from plumbing.figures import COLOURS, RATE, called, save, through
+from plumbing.figures import COLOURS, RATE, Curve, called, save
 from plumbing.log import lock_log, read_rows
 from plumbing.processes import code_digest
 from plumbing.settings import FIELDS, read_settings
@@ -285,7 +285,8 @@ def panel(title, groups, x):
     for name, runs in groups.items():
         shared = min(len(run.pass_rate) for run in runs)
         C, R = (np.mean([getattr(run, column)[1:shared] for run in runs], 0) for column in (x, "pass_rate"))
-        lines.append(through(name, list(zip(C, R, R, R))))
+        mean = lambda at, C=C, R=R: np.interp(np.log(at), np.log(C), R)  # noqa: E731  straight in log C
+        lines.append(Curve(name, mean, (C[0], C[-1], C[-1]), (C, R)))
     return title, f"compute C ({called(x)})", RATE, lines
 
 

@@ -1,11 +1,14 @@
-"""Evaluations (Sec. 2.1): train.py --evaluate, without training; what a trainer does while it waits for one; the first.
+"""Evaluations (Sec. 2.1): train.py --evaluate, without training; what a trainer does while it waits for one; the
+first; when a run will end.
 
 Test: pytest tests/test_train.py
 """
 
 import copy
+import math
 import sys
 import time
+from collections import deque
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -174,6 +177,56 @@ class FirstLook:
         self.show()
 
 
+# --- When a run will end ----------------------------------------------------------------------------------------------
+
+
+DAY = 24 * 3600.0
+MOVED = 1.25  # a projection that has moved by this factor is told again
+SOON = 600.0  # seconds: an end that is nearer is not told
+
+
+class Projection:
+    """An observer of the log that says when the run will end: after R_0, after five steps, and when that has moved.
+
+    write  a function of a text, for the screen
+    """
+
+    def __init__(self, args, write, now=time.monotonic):
+        self.args = args
+        self.write = write
+        self.now = now
+        self.last = now()
+        self.steps = deque(maxlen=5)  # seconds of the last steps
+        self.evaluation = 0.0  # seconds of the last evaluation
+        self.told = 0.0  # seconds of a step and its share of an evaluation, when that was last told
+
+    def __call__(self, row):
+        args, now = self.args, self.now()
+        took, self.last = now - self.last, now
+        if row["kind"] == "step":
+            self.steps.append(took)
+        elif row["kind"] == "eval":
+            self.evaluation = took
+        full = len(self.steps) == self.steps.maxlen
+        if not full and (row["kind"] != "eval" or self.told):
+            return
+        # Before the first steps: each takes as long as its completions did in R_0, if decoding is the slower side.
+        decoded = self.evaluation * args.prompts * args.generations / row.get("completions", math.inf)
+        pace = (mean(self.steps) if full else decoded) + self.evaluation / args.eval_every
+        left = (args.steps - row["step"]) * pace
+        if self.told / MOVED < pace < self.told * MOVED or left < SOON:
+            return
+        self.told = pace
+        end = time.strftime("%A %H:%M", time.localtime(time.time() + left))
+        text = (
+            f"{'at the speed of the last steps' if full else 'if a step decodes as R_0 did'}, {args.steps:,} steps end "
+        )
+        text += f"on {end}, in {left / 3600:.1f} hours"
+        if left > DAY:
+            text += f"; --steps {int(row['step'] + DAY / pace):,} would end within 24 hours"
+        self.write(text)
+
+
 # --- What is logged of an evaluation ---------------------------------------------------------------------------------
 
 
@@ -336,3 +389,21 @@ def draw(out):
     except Exception as error:
         lines.append(f"WARNING: run.png was not drawn: {error}")
     return values, lines
+
+
+REST = 50  # times as long as the last drawing took it waits for the next: a run spends at most 2 % of its time on them
+REDRAW = 20.0  # seconds between two drawings of the figures at least; at its end each run is drawn
+
+
+class Figure:
+    """An observer that draws the figures anew after an evaluation; together they take about a second."""
+
+    def __init__(self, out):
+        self.out = out
+        self.due = time.monotonic() + REDRAW
+
+    def __call__(self, row):
+        began = time.monotonic()
+        if row["kind"] == "eval" and began >= self.due:
+            draw(self.out)  # a figure that cannot be drawn is told of at the end
+            self.due = began + max(REDRAW, REST * (time.monotonic() - began))

@@ -148,13 +148,6 @@ def power_law(law, end):
     return Curve(label, lambda C: own(power.predict(C)), (*law.span, end))
 
 
-def through(label, rows):
-    """A Curve through rows (x, value, low, high), straight between them on a logarithmic x axis; its band."""
-    x, *values = np.array(rows, float).T
-    value, low, high = (lambda at, y=y: np.interp(np.log(at), np.log(x), y) for y in values)
-    return Curve(label, value, (x[0], x[-1], x[-1]), (x, values[0]), lambda x: (low(x), high(x)))
-
-
 # ---- The page of a run ----
 
 PAGE = {  # title -> columns of the log's rows

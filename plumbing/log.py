@@ -20,13 +20,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
 
 WRITTEN = ("log.jsonl", "completions.jsonl", "scaling.png", "run.png")  # beside checkpoints
-REDRAW = 20.0  # seconds between two drawings of the figures at least; at its end each run is drawn
-REST = 50  # times as long as the last drawing took it waits for the next: a run spends at most 2 % of its time on them
 
 
 class Clock:
@@ -89,7 +85,7 @@ class RunLog:
             self.screen = Screen(args.steps, processes.hours, virtual=self.virtual)
             stop = partial(processes.heartbeat.stop, failed=True)
             monitor = Monitor(self.screen.write, stop, args.loss)
-            self.observers: list = [self.screen, monitor, Figure(self.out, draw)]
+            self.observers: list = [self.screen, monitor]
 
     def count_lost(self, state):
         """Keep in the totals what a crash cost since the checkpoint with these counters; returns its device-hours."""
@@ -195,21 +191,6 @@ class RunLog:
             print(*lines, f"written to {self.out}: {', '.join(there)}", sep="\n")
         with suppress(OSError):
             self("end", step=step, reason=reason, final=self.processes.heartbeat.final, seconds=seconds)
-
-
-class Figure:
-    """An observer that draws the figures anew after an evaluation; together they take about a second."""
-
-    def __init__(self, out, draw):
-        self.out = out
-        self.draw = draw
-        self.due = time.monotonic() + REDRAW
-
-    def __call__(self, row):
-        began = time.monotonic()
-        if row["kind"] == "eval" and began >= self.due:
-            self.draw(self.out)  # a figure that cannot be drawn is told of at the end
-            self.due = began + max(REDRAW, REST * (time.monotonic() - began))
 
 
 def append(path, row):
@@ -452,6 +433,12 @@ LINES = {  # kind of a row of the log -> how the row is shown
 MINUTE = 60.0  # seconds
 
 
+def progress_bar(**settings):
+    from tqdm import tqdm  # here, as fit.py reads logs without it
+
+    return tqdm(**settings)
+
+
 class Screen:
     """An observer of the log: a line for a row, above a progress bar.
 
@@ -463,7 +450,7 @@ class Screen:
         self.hours = hours
         self.virtual = virtual
         # Without a terminal there is no bar: its carriage returns would hide the lines from grep.
-        self.bar = tqdm(total=steps, unit="step", disable=None)
+        self.bar = progress_bar(total=steps, unit="step", disable=None)
 
     def __call__(self, row):
         self.bar.update(row["step"] - self.bar.n)
@@ -505,5 +492,5 @@ class Lines:
 def progress(stream, **bar):
     """A progress bar on a terminal; elsewhere a line a minute, without carriage returns."""
     if stream.isatty():
-        return tqdm(file=stream, **bar)
-    return tqdm(file=Lines(stream), mininterval=MINUTE, maxinterval=MINUTE, ncols=80, **bar)
+        return progress_bar(file=stream, **bar)
+    return progress_bar(file=Lines(stream), mininterval=MINUTE, maxinterval=MINUTE, ncols=80, **bar)

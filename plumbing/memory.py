@@ -13,17 +13,11 @@ A slot is `generator_bytes`, a trainer `trainer_bytes`. Slots are computed for T
 positions of all slots at once. vLLM takes what memory is free and lets completions wait when that is full. With --plan
 the memory is that of the GPUs which it names.
 
-A run says from measured seconds when it will end (Projection).
-
 Run by build.py. Test: pytest tests/test_plan.py
 """
 
 import copy
-import math
-import statistics
-import time
 from bisect import bisect_right
-from collections import deque
 from functools import cached_property, partial
 from itertools import product
 from types import SimpleNamespace
@@ -433,50 +427,3 @@ def estimate(args, sizes):
         f"estimated from {fleet.name}'s data sheet: a step {times.step:,.1f} s, R_0 {times.evaluation / 60:,.1f} min, "
         f"a checkpoint every {apart / 60:,.0f} min"
     ]
-
-
-DAY = 24 * 3600.0
-MOVED = 1.25  # a projection that has moved by this factor is told again
-SOON = 600.0  # seconds: an end that is nearer is not told
-
-
-class Projection:
-    """An observer of the log that says when the run will end: after R_0, after five steps, and when that has moved.
-
-    write  a function of a text, for the screen
-    """
-
-    def __init__(self, args, write, now=time.monotonic):
-        self.args = args
-        self.write = write
-        self.now = now
-        self.last = now()
-        self.steps = deque(maxlen=5)  # seconds of the last steps
-        self.evaluation = 0.0  # seconds of the last evaluation
-        self.told = 0.0  # seconds of a step and its share of an evaluation, when that was last told
-
-    def __call__(self, row):
-        args, now = self.args, self.now()
-        took, self.last = now - self.last, now
-        if row["kind"] == "step":
-            self.steps.append(took)
-        elif row["kind"] == "eval":
-            self.evaluation = took
-        full = len(self.steps) == self.steps.maxlen
-        if not full and (row["kind"] != "eval" or self.told):
-            return
-        # Before the first steps: each takes as long as its completions did in R_0, if decoding is the slower side.
-        decoded = self.evaluation * args.prompts * args.generations / row.get("completions", math.inf)
-        pace = (statistics.mean(self.steps) if full else decoded) + self.evaluation / args.eval_every
-        left = (args.steps - row["step"]) * pace
-        if self.told / MOVED < pace < self.told * MOVED or left < SOON:
-            return
-        self.told = pace
-        end = time.strftime("%A %H:%M", time.localtime(time.time() + left))
-        text = (
-            f"{'at the speed of the last steps' if full else 'if a step decodes as R_0 did'}, {args.steps:,} steps end "
-        )
-        text += f"on {end}, in {left / 3600:.1f} hours"
-        if left > DAY:
-            text += f"; --steps {int(row['step'] + DAY / pace):,} would end within 24 hours"
-        self.write(text)

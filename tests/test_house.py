@@ -83,7 +83,7 @@ def alone(code):
 
 def test_fit_py_its_readers_and_its_figures_load_no_torch():
     alone(
-        "import sys; sys.modules |= dict.fromkeys(('torch', 'safetensors', 'transformers'))\n"
+        "import sys; sys.modules |= dict.fromkeys(('torch', 'safetensors', 'transformers', 'tqdm'))\n"
         "import fit, forecast\nfrom plumbing import curves, figures, foreign_logs"
     )
 

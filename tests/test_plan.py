@@ -9,7 +9,7 @@ from conftest import given, launched, qwen3
 from transformers import AutoConfig
 
 import train
-from plumbing import memory
+from plumbing import evaluate, memory
 from plumbing.devices import DEVICES
 from plumbing.memory import Sizes
 
@@ -187,7 +187,7 @@ def test_a_run_on_known_gpus_begins_with_an_estimate(gpus):
 def test_a_run_says_when_it_will_end_and_again_when_that_has_moved():
     times, told = iter([0, 320, *range(370, 3370, 50), 3970, 4170, 4370, 4570, 4770]), []
     args = given(f"{OWN} --steps 5000 --prompts 8 --generations 4 --eval-every 100")
-    projection = memory.Projection(args, told.append, lambda: next(times))
+    projection = evaluate.Projection(args, told.append, lambda: next(times))
     projection({"kind": "eval", "step": 0, "completions": 640})
     for step in range(1, 66):
         projection({"kind": "step", "step": step})

@@ -14,7 +14,7 @@ from runs import at_version
 
 import rollout
 import train
-from plumbing import foreign_logs, settings
+from plumbing import checks, foreign_logs
 from plumbing import log as log_file
 from plumbing import virtual as costs
 from plumbing.virtual import InOneProcess
@@ -162,9 +162,9 @@ def test_the_log_says_with_which_costs_it_is_virtual_and_the_figures_axis_that_d
 
 def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished():
     for policy, k, version in (("ppo", 4, 8), ("pipeline", 0, 3)):
-        settings.check_repeatable(SimpleNamespace(off_policy=policy, k=k), version)
+        checks.check_repeatable(SimpleNamespace(off_policy=policy, k=k), version)
     for policy, k, version in (("ppo", 4, 7), ("pipeline", 1, 3)):
-        refuses("would not repeat", settings.check_repeatable, SimpleNamespace(off_policy=policy, k=k), version)
+        refuses("would not repeat", checks.check_repeatable, SimpleNamespace(off_policy=policy, k=k), version)
 
 
 @pytest.mark.parametrize("since", [0, 1])

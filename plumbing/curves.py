@@ -4,7 +4,6 @@ import json
 import os
 from contextlib import suppress
 from functools import lru_cache
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -93,10 +92,7 @@ def R_0_from(law):
     """Where R_0 comes from, in words."""
     if law.run.r0 is not None:
         return "given"
-    measured = f"{law.run.own(law.fitted.R_0):.4g}"
-    if (law.run.compute == 0).any():
-        return f"fitted, measured as {measured}"
-    return f"fitted; no point at C = 0, so the first one, {measured}, counts as its measurement"
+    return "fitted" if (law.run.compute == 0).any() else "fitted, without a point at C = 0"
 
 
 def table(rows):
@@ -142,16 +138,6 @@ def reach_sentence(row, unit):
     high = f"{row['C_high']:.4g}" if row["C_high"] else f"more than {forecast.SOUGHT} times this compute"
     band = f"90 % band {row['C_low']:.4g} to {high}"
     return f"R = {row['R']:.4g} is reached at C = {row['C']:.4g} {unit} ({band}), if {within}: {chance}."
-
-
-def diverging(laws):
-    """[a sentence] for each two rewards of one log of which one rises and the other does not."""
-    lines = []
-    for rise, stay in permutations(laws, 2):
-        if rise.run.source[0] == stay.run.source[0] and forecast.rises(rise) and not forecast.rises(stay):
-            what = "falls" if forecast.peak(stay) else "does not rise"
-            lines.append(f"{rise.run.name} rises, but {stay.run.name} {what}.")
-    return lines
 
 
 def stop_row(law, until):
@@ -208,7 +194,7 @@ def analyse(laws, flags=(), until=None, reach=None):
         laws, sentence = forecast.compare(laws, until)
         sentences.append(sentence)
     rows = [summary(law, first_half(law), until, reach) for law in laws]
-    told: dict = {"runs": rows, "sentences": sentences + diverging(laws)}
+    told: dict = {"runs": rows, "sentences": sentences}
     lines = [line for row in rows for line in lines_of(row)] + told["sentences"]
     if "stop_rule" in flags:
         told["stop_rule"] = stops = [stop_row(law, until) for law in laws]

@@ -18,22 +18,15 @@ Ways, all from the points before the cut, and clipped to [0, 1]:
 Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 
---choose does so with each of VARIANTS, the constants of forecast.py, and prints the left-out score: that on each source
-         (a repository or a paper) of the variant that is best on all others; and so with the limits of A.
---synthetic draws runs of Eq. 1 and prints how often the band of A holds the truth, and how often A is a number.
-
 --frontier prints how wide A's band and the forecast from half are, by how many evaluations of how many completions, on
-         curves like the main job's and on simulated ones.
+curves like the main job's and on simulated ones.
 
-Run:  python -m lab.forecasts      (four minutes on one core)
-      python -m lab.forecasts --choose | --synthetic    (seven to twenty minutes each)
+Run:  python -m lab.forecasts [--frontier]      (four minutes on one core)
 """
 
 import argparse
 from collections import defaultdict, namedtuple
-from itertools import product
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 from scipy.special import stdtrit
@@ -45,17 +38,6 @@ from plumbing.foreign_logs import read_run
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "forecasts"
 CUTS = (0.3, 0.5, 0.7)
-VARIANTS: dict = {
-    "as it is": {"FLAT": forecast.FLAT},
-    "a narrower walk": {"WALK": 0.15},
-    "any size of the walk": {"SPREAD": 3.0},
-    "A as likely high as low": {"HIGH": 0},
-    "a high A more likely": {"HIGH": 5},
-    "always a gain": {"FLAT": 0.001},
-    "no gain half as likely as one": {"FLAT": 0.5},
-    "wider levels": {"LEVELS": 1.0},
-    "a steeper rise": {"LOG_B": (np.log(3), 0.65)},
-}
 
 
 class Case(namedtuple("Case", "run cut last stop")):
@@ -92,11 +74,6 @@ def table(folder):
             order = np.argsort(C[full], kind="stable")
             R = (R[full][order] - low) / (high - low)
             yield cells[1], fit.Run(C[full][order], R, name=cells[0].removesuffix(".csv"))
-
-
-def public():
-    """[(source, Run)] of the public curves."""
-    return [*table(DATA / "more"), *table(DATA / "post")]
 
 
 # ---- Ways to forecast: (Case, its fit) -> (low, forecast, high) ----
@@ -216,86 +193,7 @@ def by_source(curves):
         print(f"{'':24}{verdicts} | {sum(number)} | {sum(below)}, {sum(below & number)}")
 
 
-def choose(curves):
-    """Print the score of each of VARIANTS by all sources, and the left-out score; curves: [(source, Run)]."""
-    scored = {}  # variant -> {source: its interval scores}
-    for variant, constants in VARIANTS.items():
-        with patch.multiple(forecast, **constants):
-            rows = judged(curves, {"ours": ours})
-        scored[variant] = {
-            source: [interval_score(*bands["ours"][::2], case.end()[1]) for case, _, bands in judged_ones]
-            for source, judged_ones in rows.items()
-        }
-        print(f"{variant:28}{np.mean(sum(scored[variant].values(), [])):.4f}", flush=True)
-    left_out = []
-    for source in scored["as it is"]:
-        rest = {
-            variant: np.mean(sum((x for key, x in score.items() if key != source), []))
-            for variant, score in scored.items()
-        }
-        best = min(rest, key=lambda variant: rest[variant])
-        left_out += scored[best][source]
-        print(f"without {source:24}{best}")
-    print(f"left-out score {np.mean(left_out):.4f}")
-
-
-def limits(curves):
-    """Print in how many forecasts A is a number, and in how many of these the end lies above its band, by BOUND and
-    WIDE; and the same on each source of the pair that is best on all others: most numbers, at most a tenth wrong."""
-    rows = judged(curves, {})
-    above = {}  # (BOUND, WIDE) -> {source: whether the end lies above the band, for each A that is a number}
-    for pair in product((0.95, 0.97, 0.99), (0.15, 0.25, 0.35)):
-        with patch.multiple(forecast, BOUND=pair[0], WIDE=pair[1]):
-            above[pair] = {
-                source: [law.bands["A"][1] < case.end()[1] for case, law, _ in laws if "A" not in forecast.known(law)]
-                for source, laws in rows.items()
-            }
-        numbers = sum(above[pair].values(), [])
-        print(f"BOUND {pair[0]}  WIDE {pair[1]}: {len(numbers)} numbers, {sum(numbers)} ends above the band")
-    left_out = []
-    for source in rows:
-        rest = {pair: sum((x for key, x in of.items() if key != source), []) for pair, of in above.items()}
-        best = max(
-            (pair for pair in rest if sum(rest[pair]) <= 0.1 * len(rest[pair])), key=lambda pair: len(rest[pair])
-        )
-        left_out += above[best][source]
-    print(f"left out: {len(left_out)} numbers, {sum(left_out)} ends above the band")
-
-
-# ---- Synthetic runs ----
-
-
-def synthetic(seed, B, points, completions=None):
-    """A run of Eq. 1 with A in 0.4-0.9, R_0 up to a third of it, C_mid log-uniform from 6 to 100 % of the compute, and
-    white noise of 0.02 or binomial noise of so many completions: (Run, its A)."""
-    rng = np.random.default_rng([seed, points, int(10 * B), completions or 0])
-    A = rng.uniform(0.4, 0.9)
-    C = np.linspace(0, 1000, points + 1)
-    R = fit.sigmoid(C, A, B, np.exp(rng.uniform(np.log(60), np.log(1000))), A * rng.uniform(0.05, 0.35))
-    if completions:
-        R = rng.binomial(completions, R) / completions
-    else:
-        R = np.clip(R + 0.02 * rng.normal(size=len(C)), 0, 1)
-    return fit.Run(C, R, start="10%", completions=completions), A
-
-
-def coverage(runs=60):
-    """Print how often the band of A holds the truth, and how often A is a number, on synthetic runs."""
-    print("   B points noise      held  width | A is a number  held  width")
-    for B in (0.5, 1, 2, 3):
-        for points in (6, 10, 30, 100):
-            for noise, completions in (("white", None), ("binomial", 512)):
-                rows = []
-                for seed in range(runs):
-                    run, A = synthetic(seed, B, points, completions)
-                    law = forecast.forecast_run(run)
-                    low, high = law.bands["A"]
-                    rows.append((low <= A <= high, high - low, "A" not in forecast.known(law)))
-                held, width, number = np.array(rows, float).T
-                told = number == 1
-                last = f"{held[told].mean():.2f}  {np.median(width[told]):.3f}" if told.any() else ""
-                every = f"{B:4} {points:6} {noise:9} {held.mean():5.2f}  {np.median(width):.3f}"
-                print(f"{every} | {sum(told):3} of {runs}  {last}", flush=True)
+# ---- How many evaluations? ----
 
 
 def main_runs(points, n):
@@ -341,21 +239,12 @@ def frontier(make, sizes):
 def main():
     """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--choose", action="store_true", help="the constants, with whole sources left out")
-    asked.add_argument("--synthetic", action="store_true", help="how often the band of A holds the truth")
-    asked.add_argument("--frontier", action="store_true", help="how many evaluations narrow A and the forecast")
-    args = parser.parse_args()
-    if args.frontier:
+    parser.add_argument("--frontier", action="store_true", help="how many evaluations narrow A and the forecast")
+    if parser.parse_args().frontier:
         frontier(main_runs, [(points, n // points) for n in (16384, 32768, 131072) for points in (16, 32, 64)])
         frontier(walking_runs, [(points, n) for points in (16, 24, 32) for n in (400, 1600, 3200)])
-    elif args.choose:
-        choose(public())
-        limits(public())
-    elif args.synthetic:
-        coverage()
     else:
-        by_source([*public(), *table(DATA / "ours")])
+        by_source([pair for folder in ("more", "post", "ours") for pair in table(DATA / folder)])
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ def fit_trainers(args, sizes):
             budgets[args.offload_optimizer, trainers] = max(most, least)
     if not budgets:
         raise ValueError(
-            f"--trainers {args.trainers}: each needs about {need(args.trainers, least) / 1e9:.1f} GB for "
+            f"--trainers {max(numbers)}: each needs about {need(max(numbers), least) / 1e9:.1f} GB for "
             f"{sizes.count / 1e9:.2f}B parameters and micro-batches of {least:,} tokens; {usable / 1e9:.1f} GB of a "
             "GPU can be used. This depends on --trainers, --token-budget, --max-prompt-tokens, --max-new-tokens, "
             "--activation-checkpointing, --offload-optimizer, --dtype"
@@ -278,8 +278,9 @@ def fit_slots(args, sizes, *, free, trainers, generators):
         raise ValueError(
             f"--slots {args.slots} does not fit: {slot / 1e9:.2f} GB each, and {fixed / 1e9:.1f} GB for each of "
             f"{generators} generator(s) and {training / 1e9:.1f} GB for each of {trainers} trainer(s) besides; "
-            f"{free / 1e9:.1f} GB are free, {max(room, 0)} would fit. This depends on --slots, --generator, "
-            "--max-prompt-tokens, --max-new-tokens, --token-budget, --dtype"
+            f"{free / 1e9:.1f} GB are free, {max(room, 0)} would fit. A generator is one device: tensor parallelism "
+            "is missing. This depends on --slots, --generator, --max-prompt-tokens, --max-new-tokens, --token-budget, "
+            "--dtype"
         )
     args.slots = room
 

@@ -141,6 +141,11 @@ class Processes:
                 # Micro-batches differ in shape: else a tenth of the memory is holes. The variables are read when CUDA
                 # starts, which it has by now; this call holds for what is allocated from here on.
                 torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+            elif args.generator == "vllm" and self.rank in self.generator_ranks:
+                # Such memory can be handed to the worker of vLLM only where containers allow it.
+                torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+                for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+                    os.environ.pop(name, None)  # for the worker
         torch.set_num_threads(threads())
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # rank 0 has five sockets for each of the others

@@ -391,7 +391,8 @@ def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_t
     lo, hi = think_budget
     spelled = tokenizer.decode(list(phrase_ids), skip_special_tokens=False)
     if not think_end or not spelled.rstrip().endswith(think_end.rstrip()):
-        raise ValueError(f"expected an interruption phrase that ends in {think_end!r}, got {spelled!r}")
+        got = f"got {spelled!r}, as its tokenizer spells it; give another --think-end or --interrupt-phrase"
+        raise ValueError(f"expected an interruption phrase that ends in {think_end!r}, {got}")
     if not 0 <= lo <= hi < max_new_tokens - len(phrase_ids):
         raise ValueError(
             f"expected --interrupt-at LO HI with LO <= HI, and HI below --max-new-tokens {max_new_tokens} less the "

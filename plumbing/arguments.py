@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
             for word in message.partition(": ")[2].split():
                 typed = "--" + word.partition("=")[0].lstrip("-")
                 close = get_close_matches(typed.lower().replace("_", "-"), known, 1, 0.7)
-                message += f"; did you mean {close[0]}?" if close else ""
+                message += f"; did you mean {close[0]}?" if close else f"; all flags: {self.prog} --help"
         super().error(message)
 
 

@@ -465,10 +465,7 @@ LONG = dict(k=1, steps=12, train=0, mean=20, generators=((1, 8), (7, 8)))
 def test_a_token_older_than_its_rule_says_ends_the_run_with_rule_token_and_bound(monkeypatch):
     late = pipeline.OFF_POLICY["pipeline"]._replace(requested=lambda version, k: k + 3 + version)
     monkeypatch.setitem(pipeline.OFF_POLICY, "late", late)
-    words = (
-        r"--off-policy late --k 1: expected tokens at most 1 optimizer steps old, got one of 2: rollout/train/\d+/\d"
-    )
-    refuses(words, simulate, Setting("late", **LONG), error=RuntimeError)
+    refuses("at most 1 optimizer steps old, got one of 2", simulate, Setting("late", **LONG), error=RuntimeError)
 
 
 @few
@@ -540,12 +537,6 @@ def fresh(setting=Setting()):
     generator = Generator(setting, 0, Record(), float)
     generator.version += 1  # await_weights goes one back
     return generator, Scorer(setting, float)
-
-
-def test_a_run_resumed_with_fewer_steps_than_are_done_admits_nothing():
-    queue = rollouts(steps=3, start=5)
-    assert queue.room == 0
-    queue.admit([])
 
 
 def test_a_trainer_waits_for_rank_0_and_hears_of_the_end():
@@ -627,17 +618,6 @@ def test_a_trainer_decodes_too_while_it_waits_for_an_evaluation():
         groups, _ = queue.evaluate([prompt(n) for n in range(3)], 2, 1, lambda _: decoder.decode())  # no other answers
     assert [[rollout.prompt for rollout in group] for group in groups] == [[0, 0], [1, 1], [2, 2]]
     assert not queue.store.has(["joined/0/0"])
-
-
-def test_work_during_an_evaluation_does_not_count():
-    queue = rollouts()
-    generator = requests(queue)
-    # Seconds of decoding so far at each report; the 4 seconds from 2 to 6 were spent in an evaluation.
-    for seconds, evaluating in ((2.0, False), (6.0, True), (6.25, False)):
-        queue._announce_state(evaluating=evaluating)
-        generator.state(busy=True)
-        generator.report({"decode_seconds": seconds})
-    assert queue.generator_work() == {1: {"decode_seconds": 2.25}}
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------

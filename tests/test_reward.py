@@ -19,9 +19,7 @@ def test_sec2_reward_is_plus_or_minus_one_and_no_number_for_a_failure():
 @pytest.mark.parametrize(
     ("text", "mark", "answer"),
     [
-        ("<think>12 18</think>18", "</think>", "18"),
         ("<think>1</think>17<think>2</think> 18 ", "</think>", " 18 "),  # the last one counts
-        ("18", "</think>", None),
         ("<think>18", "</think>", None),
         ("</think>", "</think>", ""),
         ("18</think", "</think>", None),

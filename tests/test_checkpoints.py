@@ -141,6 +141,7 @@ def test_a_pointer_of_git_lfs_is_refused_with_its_name(name, capsys):
     ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
     ("mistral", {}, "sliding_window=4096"),
     ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
+    ("gpt_oss", {}, "attention has sinks"),
 ])  # fmt: skip
 def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
     reason = f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"
@@ -161,6 +162,10 @@ TEMPLATES = [  # template, flags, what is printed
     (None, "", "The model has no chat template: prompts are given as they are"),
     (TEMPLATE.partition("{% if")[0], "", "has no generation prompt; a prompt ends with 'user:a question|'"),
 ]
+
+
+def test_qwen_with_a_window_it_does_not_use_is_supported():
+    checkpoints.check_supported(AutoConfig.for_model("qwen2", use_sliding_window=False, sliding_window=4096))
 
 
 @pytest.mark.parametrize("template, flags, words", TEMPLATES)

@@ -245,6 +245,12 @@ def test_a_prompt_is_made_when_it_is_drawn_and_one_that_is_too_long_is_left_out_
 # --- Weights ---
 
 
+def test_a_prompt_of_five_megabytes_is_left_out_before_it_is_tokenised(tokenizer, monkeypatch):
+    ready = data.Tokeniser(tokenizer, budget=16)
+    monkeypatch.setattr(ready, "ids", lambda text: pytest.fail("tokenised"))
+    assert ready(data.Row("a:1", "1+" * 2_500_000, "2", "arithmetic")) is None
+
+
 def sources(batch):
     return Counter(prompt.source for prompt in batch)
 
@@ -274,6 +280,15 @@ def test_a_source_that_is_learnt_leaves_its_share_to_the_others():
         for prompt in batch:
             curriculum.update_history(prompt.index, 1.0 if prompt.source == 0 else 0.5)
     assert curriculum.retired == 4 and sources(curriculum.next(8)) == {1: 6, 2: 2}
+
+
+def test_a_source_all_in_flight_is_not_made_up_for_later():
+    curriculum = curriculum_of(100, 4, weights=[1, 1])
+    first = curriculum.next(8)
+    assert sources(first) == {0: 4, 1: 4} and sources(curriculum.next(8)) == {0: 8}
+    for prompt in first:
+        curriculum.update_history(prompt.index, 0.5)
+    assert sources(curriculum.next(4)) == {0: 2, 1: 2}
 
 
 def test_a_source_of_weight_0_counts_for_no_epoch_and_all_others_are_exhausted_before_a_batch_is_short():

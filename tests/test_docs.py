@@ -53,23 +53,6 @@ def test_every_link_of_the_texts_leads_somewhere():
     assert list(BUILD["broken_texts"]()) == []
 
 
-def test_links_to_a_missing_file_heading_or_place_are_found(tmp_path):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "exercises.md").write_text("# The course\n")
-    (tmp_path / "README.md").write_text(
-        "[a](exercises.md) [b](exercises.md#the-course) [c](exercises.md#no) [d](no.png) "
-        "[e](https://x.org/no) `docs/no.md`"
-    )
-    assert list(BUILD["broken_texts"](tmp_path)) == [
-        f"README.md: {x}" for x in ("exercises.md#no", "no.png", "docs/no.md")
-    ]
-    built = tmp_path / "built"
-    built.mkdir()
-    (built / "one.html").write_text('<a href="#x" id="x"></a><a href="two.html#y"></a><a href="two.html#z"></a>')
-    (built / "two.html").write_text('<a id="y" href="one.html"></a><img src="no.png"><a href="#n"></a>')
-    assert list(BUILD["broken_pages"](built)) == ["one.html: two.html#z", "two.html: no.png", "two.html: #n"]
-
-
 def test_the_loss_that_the_page_shows_is_one_and_its_floor_acts(tmp_path, monkeypatch, losses_as_before):
     monkeypatch.chdir(tmp_path)
     [code, spec] = re.findall(r"```py\n(.*?)```\n\n```\ntorchrun train\.py --loss (\S+)\n", PAGES["losses.md"], re.S)[0]

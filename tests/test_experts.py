@@ -6,13 +6,14 @@ import conftest
 import pytest
 import torch
 from rollouts import finish, requests
+from runs import refused
 from transformers import AutoModelForCausalLM
 
 import batches
 import experts
 import precision
 import sft
-from plumbing import memory
+from plumbing import build, memory
 from plumbing.store import MAX_BYTES
 from rollout import TorchGenerator
 
@@ -168,3 +169,10 @@ def test_flops_count_the_parameters_that_a_token_uses_and_memory_counts_all(kind
     assert experts.active_parameters(model) == model.num_parameters() - 2 * 6 * 3 * 32 * 16
     assert memory.Sizes(model.config, "float32").count == model.num_parameters()
     assert experts.count(model.config) == (EXPERTS, CHOSEN)
+
+
+def test_vllm_is_refused_with_the_reason(tmp_path, monkeypatch, capsys):
+    saved("olmoe", tmp_path)
+    monkeypatch.setattr(build.vllm_rollout, "require_vllm", lambda: None)
+    flags = f"{SMALL.partition('exact')[2]} --generator vllm --model {tmp_path}/model"
+    assert "--generator vllm with experts (olmoe)" in refused(capsys, flags)

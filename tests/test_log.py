@@ -161,7 +161,6 @@ def validation(**columns):
     ([USUAL] * 9 + [{"failed_groups": 2}], 0, ""),
     ([USUAL] * 9 + [{"failed_groups": 3, "failures": [*BROKEN[:2], UNREADABLE]}], 4,
      "ENDED the verifier failed on 3 groups: no memory$"),
-    ([{"failed_groups": 2}], 1, "ENDED .*2 groups"),
     # ... or of a validation's prompts, unlike references that cannot be read.
     ([validation(failures=BROKEN[:2] + [UNREADABLE] * 10)], 3, ""),
     ([validation(failures=BROKEN + [UNREADABLE] * 10)], 5, "ENDED the verifier failed on 3 groups: no memory"),

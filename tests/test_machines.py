@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, write_rows
 from torch.distributed.run import get_args_parser
 
 from plumbing.arguments import option
@@ -38,3 +39,19 @@ def test_torchrun_hands_our_flags_on(name):
     with contextlib.redirect_stderr(io.StringIO()):
         parsed = get_args_parser().parse_args(words)
     assert [parsed.training_script, *parsed.training_script_args] == words
+
+
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the lines stand in docs/")
+def test_the_lines_of_the_docs_follow_a_log_into_a_dashboard(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    lines = page.partition("## A dashboard")[2].partition("    import json")[2].partition("\n\n")[0]
+    rows = [
+        {"kind": "eval", "step": 0, "pass_rate": 0.5, "tasks": {}},
+        {"kind": "end", "step": 3, "reason": "finished"},
+    ]
+    write_rows(tmp_path / "log.jsonl", rows)
+    sent = []
+    dashboard = SimpleNamespace(init=lambda **_: None, log=lambda numbers, step: sent.append((numbers, step)))
+    monkeypatch.setitem(sys.modules, "wandb", dashboard)
+    exec(f"import json{lines}".replace("\n    ", "\n").replace("runs/NAME", str(tmp_path)), {})
+    assert sent == [({"eval/step": 0, "eval/pass_rate": 0.5}, 0), ({"end/step": 3}, 3)]

@@ -539,6 +539,12 @@ def fresh(setting=Setting()):
     return generator, Scorer(setting, float)
 
 
+def test_a_run_resumed_with_fewer_steps_than_are_done_admits_nothing():
+    queue = rollouts(steps=3, start=5)
+    assert queue.room == 0
+    queue.admit([])
+
+
 def test_a_trainer_waits_for_rank_0_and_hears_of_the_end():
     lead = rollouts(trainers=2)
     queue = rollouts(1, memory=lead.store.backend, trainers=2, pause=lambda seconds: lead.stop("interrupted"))
@@ -621,6 +627,17 @@ def test_a_trainer_decodes_too_while_it_waits_for_an_evaluation():
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_work_during_an_evaluation_does_not_count():
+    queue = rollouts()
+    generator = requests(queue)
+    # Seconds of decoding so far at each report; the 4 seconds from 2 to 6 were spent in an evaluation.
+    for seconds, evaluating in ((2.0, False), (6.0, True), (6.25, False)):
+        queue._announce_state(evaluating=evaluating)
+        generator.state(busy=True)
+        generator.report({"decode_seconds": seconds})
+    assert queue.generator_work() == {1: {"decode_seconds": 2.25}}
 
 
 def weights(fill):

@@ -9,7 +9,8 @@ from conftest import given, launched, qwen3
 from transformers import AutoConfig
 
 import train
-from plumbing import evaluate, memory
+import vllm_rollout
+from plumbing import build, evaluate, memory
 from plumbing.devices import DEVICES
 from plumbing.memory import Sizes
 
@@ -102,6 +103,13 @@ def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(gpus):
     chunks = [memory.head_chunk(given(flags), config) for flags, config in cases]
     gpus(8, 0)  # a CPU's results stay as they are
     assert [*chunks, memory.head_chunk(given(BIG), qwen3())] == [2560, 768, 256, 4096, 256]
+
+
+@pytest.mark.parametrize("uuids, sharing", [("abcdefgh", 1), ("aabbccdd", 2)])
+def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(gpus, monkeypatch, uuids, sharing):
+    gpus(8, 1, uuids)
+    monkeypatch.setattr(vllm_rollout, "VLLMGenerator", lambda *_, **settings: settings["sharing"])
+    assert build.make("vllm", "M", None, device=None, dtype=None) == sharing
 
 
 @pytest.mark.parametrize("world, visible, uuids, name, trainers, budget", [

@@ -73,7 +73,7 @@ def test_a_malformed_line_stops_with_file_line_expected_got_and_cause(line, word
 
 
 EATEN = {  # what JSON makes of \frac, \boxed and \neq anywhere; of \times and \right in a formula alone
-    "\frac{1}{2}": True, "a \boxed{1}": True, "x\neq 1": True, "$\nabla f$": True, "1\a": True, "\v2": True,
+    "\frac{1}{2}": True, "a \boxed{1}": True, "x\neq 1": True, "1\a": True, "\v2": True,
     "$2\times 3$": True, "\\(1\right)": False, "\\(1\right\\)": True, "a\tb": False, "1\r\n2": False,
     "$1$\tand $2$": False,
 }  # fmt: skip
@@ -296,12 +296,9 @@ BROKEN = [  # a file, what it holds, what is said
     ("a.csv", "prompt,answer\n1,2\n".encode("utf-16"), "a.csv:1: expected text in UTF-8"),
     ("a.csv", b"# mine\nprompt,answer\n", "a.csv:2: .* more cells than the names .'# mine'.; .* does not name"),
     ("a.csv", b'prompt,answer\n0,1\n"1+1=,2\n3,3\n', "a.csv:3: .* a row that runs to line 4 .* a quote"),  # not closed
-    ("a.csv", b'prompt,answer\n0,1\n"one" and 1=,2\n', "a.csv:3: .* a row that runs to line 3 .* a quote"),
-    ("a.xlsx", b"PK", "expected .*.csv, .*, got a packed file, .* another kind of table"),
     ("a.jsonl.gz", b"", "expected .*, got a packed file"),
     ("a.json", b'{"prompt": "a"\n{"x', "got ArrowInvalid: JSON parse error.*; likely cause"),
     ("a.json", b'[{"prompt": "a", "answer": "2020-01-05T00:00:00"}]', "row 1: .* it is a datetime, and must be text"),
-    ("a.json", b'[{"prompt": "a", "answer": 2.0}]', "row 1: .* it is a float, and must be text"),
     ("*.jsonl", None, "no such file or folder"),
 ]
 

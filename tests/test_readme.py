@@ -22,12 +22,6 @@ def test_every_function_that_the_readme_names_is_defined(file, name):
     assert name in defined(path) or re.search(rf"^{name} = ", path.read_text(), re.M)
 
 
-def test_the_reading_path_is_an_evening_long_and_comes_to_one_decode_step():
-    path = re.findall(NAMES, READING_PATH)
-    assert path[0] == ("fit.py", "sigmoid") and ("rollout.py", "TorchGenerator.step") in path
-    assert len(set(path)) == len(path) <= 40
-
-
 def test_the_readme_is_short():
     assert len(re.sub(r"^```.*?^```$", "", README, flags=re.M | re.S).split()) <= 900
 

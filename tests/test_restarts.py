@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -77,6 +79,14 @@ def test_signals_end_a_run_in_order(rank):
     assert rank.heartbeat.stopped.endswith(name)
 
 
+def test_a_relaunch_hands_the_signals_on(monkeypatch):
+    seen = []
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: seen.extend(command))
+    monkeypatch.setattr(processes, "handled", lambda: ["SIGINT", "SIGUSR1"])
+    processes.launch("train.py", [])
+    assert seen[seen.index("--signals-to-handle") + 1] == "SIGINT,SIGUSR1"
+
+
 def listening(process):
     """Hexadecimal addresses of the interfaces on which a process listens."""
     links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
@@ -88,7 +98,7 @@ def listening(process):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGINT"])
 def test_a_terminal_or_a_scheduler_ends_a_torchrun_in_order(name, tmp_path, launchers):
     run = Run(tmp_path / "run").launch(launchers, f"{SMALL} --steps 9999 --eval-every 9999")
     run.reach(1)
@@ -138,3 +148,20 @@ def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_m
     }
     for words, other in others.items():
         refuses(words, rank.compare, [first, other], error=OSError)
+
+
+def test_ranks_that_cannot_reach_each_other_say_what_several_nodes_need(monkeypatch):
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, getattr(sys, stream))  # so that they are put back
+    monkeypatch.setattr(processes.dist, "init_process_group", Mock(side_effect=RuntimeError("Connection refused")))
+    words = "rank 0 on .* cannot reach the other ranks: Connection refused; .* GLOO_SOCKET_IFNAME .*--local-addr"
+    refuses(words, Processes, given(), error=SystemExit)
+
+
+def test_the_code_that_nodes_compare_is_every_file_that_train_py_imports(tmp_path):
+    digests = {processes.code_digest(tmp_path)}
+    for place in ("loss.py", "plumbing/log.py", "verify/sandbox.py"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text("x = 1")
+        digests.add(processes.code_digest(tmp_path))
+    assert len(digests) == 4

@@ -245,6 +245,12 @@ def test_a_log_without_the_flags_of_its_start_says_so(tmp_path, capsys, text):
 # --- A whole run -----------------------------------------------------------------------------------------------------
 
 
+def test_only_folders_named_as_checkpoints_are_taken_for_some(tmp_path):
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best"):
+        Path(tmp_path, name).mkdir()
+    assert [folder.name for folder in finished_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
+
+
 @pytest.mark.processes
 def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_was_lost(start):
     flags = f"{SMALL} --eval-every 4 --checkpoint-every 2"

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import DATA, ROOT, Finished, given, launched, read_rows, write_rows
+from conftest import DATA, ROOT, given, launched, read_rows, write_rows
 from runs import refused
 from torch.distributed.checkpoint.metadata import Metadata
 from transformers import AutoConfig
@@ -263,13 +263,13 @@ def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(t
 # --- What the settings ask for ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags, reward, think_budget", [
-    ("--length-control penalty --length-max 4 --length-cache 2", 0.5, None),  # 1 + (4 - 3) / 2 - 1
-    ("--length-control interrupt", 1.0, (96, 104)),
-])  # fmt: skip
-def test_a10_eq9_length_control_penalises_or_interrupts(flags, reward, think_budget):
-    args = given(flags)
-    scorer = build.make_scorer(args)
-    scorer.submit(Finished("<think>1</think>1", ids=[0] * 3), data.Prompt(0, (1,), "", "1", "arithmetic"))
-    assert [score.reward for score in scorer.finished()] == [reward]
-    assert build.make_generator(args, torch.device("cpu"), torch.float32).think_budget == think_budget
+@pytest.mark.parametrize("way, think_budget", [("penalty", None), ("interrupt", (96, 104))])
+def test_a10_length_control_interrupts_or_does_not(way, think_budget):
+    """What is penalised: test_reward.py."""
+    made = build.make_generator(given(f"--length-control {way}"), torch.device("cpu"), torch.float32)
+    assert made.think_budget == think_budget
+
+
+def test_a_run_without_git_has_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert build.provenance(data.Data(data.Prompts(None), data.Prompts(None)), 2)["commit"] is None

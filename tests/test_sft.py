@@ -85,22 +85,6 @@ def test_sft_minimises_the_mean_cross_entropy_of_the_completions_tokens_over_the
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # float32, summed in another order
 
 
-@pytest.mark.parametrize(
-    "folder, text, tokens",
-    [
-        ("sorting", "7+5=<think>+5=12</think>12<eos>", 4 + 1 + 5 + 1 + 2 + 1),
-        (".", "=5274=<think>-2-4-5-7</think>2457<eos>", 6 + 1 + 8 + 1 + 4 + 1),
-        ("tiny", "7+5-3....=29</think>9<eos>", 3 + 4 + 1 + 2 + 1 + 1 + 1),  # an operand is a token with its sign
-    ],
-)
-def test_the_tokenizers_read_a_character_a_token_and_know_what_they_do_not_know(folder, text, tokens):
-    tokenizer = AutoTokenizer.from_pretrained(BASE / folder)
-    ids = tokenizer.encode(text)
-    assert len(ids) == tokens and tokenizer.decode(ids) == text and tokenizer.unk_token_id not in ids
-    assert tokenizer.unk_token_id in tokenizer.encode("7x5=")
-    assert tokenizer.get_vocab() == sft.tokenizer(tiny=folder == "tiny").get_vocab()
-
-
 @pytest.mark.parametrize("folder, size", [("tiny", 200_000), (".", 2_000_000), ("sorting", 2_000_000)])
 def test_base_is_small_and_of_the_stated_shape(folder, size):
     """Its angles stand under the name of transformers 4 too."""

@@ -9,12 +9,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ended, read_rows, refuses, write_rows
+from conftest import ended, read_rows, refuses
 from runs import at_version
 
 import rollout
 import train
-from plumbing import checks, foreign_logs
+from plumbing import checks
 from plumbing import log as log_file
 from plumbing import virtual as costs
 from plumbing.virtual import InOneProcess
@@ -146,18 +146,6 @@ def test_exact_makes_every_token_k_steps_old_after_the_first_k_steps(runs):
     rows = [row for row in runs["exact 2"][0] if row["kind"] == "step"]
     assert [set(row["staleness"]) for row in rows] == [{"0"}, {"1"}, {"2"}, {"2"}, {"2"}, {"2"}]
     assert all(0 < row["length_mean"] <= row["length_max"] <= 12 for row in rows) and any(row["kept"] for row in rows)
-
-
-def test_the_log_says_with_which_costs_it_is_virtual_and_the_figures_axis_that_device_hours_are(runs, tmp_path):
-    rows = runs["pipeline 8"][0]
-    write_rows(tmp_path / "log.jsonl", rows)
-    assert (
-        foreign_logs.read_run(tmp_path).unit == "virtual gpu_hours"
-        and foreign_logs.read_run(tmp_path, "tokens").unit == "tokens"
-    )
-    config, flags = rows[0], rows[0]["flags"]
-    assert (config["world"], config["threads"], flags["virtual"], flags["generators"]) == (1, 1, "generators", 2)
-    assert costs.Costs(*flags["costs"]) == costs.TABLE["generators"]
 
 
 def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished():

@@ -180,15 +180,14 @@ def filter_by_the_shaped_reward(groups, zero_variance_filter, normalisation):
     return known & torch.tensor([len({rollout.reward for rollout in group}) > 1 for group in groups]), None
 
 
-def kept_prompts(compute_advantages, rewards):
-    """Of groups of rollouts, correct where the reward is above 0; the last prompt's verifier failed."""
-    groups = [[SimpleNamespace(reward=r, value=r > 0) for r in group] for group in rewards.tolist()]
-    for rollout in groups[-1]:
-        rollout.value = None
+def kept_prompts(compute_advantages, rewards, values):
+    """Of groups of rollouts; where the value is -1, the verifier failed."""
+    pairs = [zip(*group) for group in zip(rewards.tolist(), values.tolist())]
+    groups = [[SimpleNamespace(reward=r, value=v if v >= 0 else None) for r, v in group] for group in pairs]
     return compute_advantages(groups, zero_variance_filter=True, normalisation="none")[0]
 
 
-# Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
+# Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. The last: no verdict.
 ADVANTAGES.bug(
     name="shaped-filter",
     where="loss.py:compute_advantages",
@@ -201,9 +200,12 @@ ADVANTAGES.bug(
     ),
     says="it looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
     probe=kept_prompts,
-    inputs=(torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]),),
-    expected=[False, True, False],
-    labels="both right, right and wrong, no verdict",
+    inputs=(
+        torch.tensor([[1.0, 0.5], [1.0, -1.0], [-0.5, 0.5], [1.0, -1.0]]),
+        torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.25, 0.75], [-1.0, -1.0]]),
+    ),
+    expected=[False, True, True, False],
+    labels="both right, right and wrong, graded 0.25 and 0.75, no verdict",
     mistakes=(filter_by_the_shaped_reward,),
     bug=("kept = graded & nonzero_variance(correct) if", "kept = graded & nonzero_variance(rewards) if"),
     symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",

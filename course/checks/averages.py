@@ -52,8 +52,8 @@ def counted(count, lengths, prompt_index):
     return [completions, prompts, tokens, *tokens_per_prompt]
 
 
-# Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and
-# 3 + 2 + 4 + 1 + 1 tokens.
+# Prompt 1 was filtered, prompt 3 dropped, completions 1 and 5 truncated; left are completions 0, 4, 6, 7, prompts 0, 2,
+# 4 and 5 + 4 + 1 + 1 tokens.
 AVERAGES.write(
     name="denominators",
     where="loss.py:global_denominators",
@@ -66,9 +66,9 @@ AVERAGES.write(
     ),
     says="completions, prompts, tokens that carry a loss; then the tokens of each prompt",
     probe=counted,
-    inputs=(torch.tensor([3, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])),
-    expected=[5, 3, 11, 5, 0, 4, 2],
-    labels="completions, prompts, tokens, of prompt 0, of prompt 1, of prompt 2, of prompt 3",
+    inputs=(torch.tensor([5, 0, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 4, 4])),
+    expected=[4, 3, 11, 5, 0, 4, 0, 2],
+    labels="completions, prompts, tokens, of prompt 0, of prompt 1, of prompt 2, of prompt 3, of prompt 4",
     mistakes=(
         denominators_with_filtered_prompts,
         denominators_with_truncated_completions,
@@ -163,9 +163,11 @@ def prompt_average(aggregate, objective, mask, prompt_index, whole):
 
 
 def micro_batches(aggregate, objective, mask, prompt_index, whole):
-    """The prompt, sample and token average from two micro-batches and a dummy."""
+    """The prompt, sample and token average from two micro-batches, one with a completion that is masked whole, and a
+    dummy."""
     parts = [(objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3])]
     dummy = objective[:1] * 0, mask[:1] & False, prompt_index[:1]
+    parts[1] = tuple(torch.cat(pair) for pair in zip(parts[1], dummy))
     return [
         sum(float(aggregate(*part, how, whole)) for part in (*parts, dummy)) for how in ("prompt", "sample", "token")
     ]

@@ -270,3 +270,10 @@ ONES, INDEX = torch.ones(2, 2), torch.tensor([0, 1])
 ])  # fmt: skip
 def test_other_shapes_and_unknown_names_are_refused(function, arguments):
     refuses("expected", function, *arguments)
+
+
+@every_loss
+def test_inputs_are_never_written_to(name):
+    before = [tensor.clone() for tensor in BATCH]
+    objective(name)(*BATCH)
+    torch.testing.assert_close([*BATCH], before, rtol=0, atol=0, equal_nan=True)

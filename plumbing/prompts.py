@@ -41,7 +41,7 @@ import data
 from data import Row, malformed
 from verify import graders
 from verify.graders import UNREADABLE
-from verify.mathematics import BOX, BOXES, alone, end_taken_off, equal, stated
+from verify.mathematics import BOX, BOXES, end_taken_off, equal, only_formula, strip_lead
 from verify.programs import read_tests
 from verify.scorer import verdicts
 from verify.spelling import labelled, options, plain, unmarked
@@ -387,11 +387,11 @@ def math_reference(answer, prompt: str) -> str:
     elif label := LABEL.fullmatch(unmarked(text).strip("$")):
         value = f"({label[1] or label[2]}) {label[3].strip()}"
     else:
-        value = stated(end_taken_off(text))
+        value = strip_lead(end_taken_off(text))
         value = value if LEAD.search(text.partition(value)[0]) else text
     if value.casefold().strip(" .") in NO_ANSWER:
         raise ValueError(f"{value!r} stands for a missing answer")
-    if not PLAIN.fullmatch(value) and (only := alone(value, prompt)):
+    if not PLAIN.fullmatch(value) and (only := only_formula(value, prompt)):
         right = equal(f"{BOX}{only}}}", value, prompt, symbolic=False)
         if not right and (right is False or "=" not in value):  # "Sum = 7" is for SymPy to say
             raise ValueError(f"a reference that says more than its value: the answer {only} would be wrong")

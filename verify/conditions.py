@@ -81,9 +81,9 @@ def apart(latex: str) -> tuple[str, list[Condition]]:
         return body.rstrip(" ,;("), conditions(flat(latex[match.end() :]))
     for match in BEFORE.finditer(latex, max(1, len(latex) - LONGEST)):
         body = latex[: match.start()].rstrip(" ,;(")
-        stated = conditions(flat(latex[match.end() :]))
-        if body and all(part.kind or part.bound and not RELATION.search(body) for part in stated):
-            return body, stated
+        behind = conditions(flat(latex[match.end() :]))
+        if body and all(part.kind or part.bound and not RELATION.search(body) for part in behind):
+            return body, behind
     return latex, []
 
 

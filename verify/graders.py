@@ -64,15 +64,15 @@ from verify.mathematics import (
     DELIMITER,
     LABEL,
     MAX_CHARS,
+    canonical_form,
     equal,
     final_expression,
+    final_formula,
     last_sentence,
-    right_alone,
+    only_formula_is_right,
     right_for_itself,
-    said,
     tagged,
     value_of,
-    written,
 )
 from verify.programs import program
 from verify.spelling import after_equals, chosen, labelled, options, plain, unmarked
@@ -114,14 +114,18 @@ def math(answer: str, reference: str, prompt: str = "") -> bool | str:
 def right(expression: str, reference: str, prompt: str) -> bool | str:
     """The verdict on a final expression, or a text: why there is none. No time limit."""
     verdict = equal(expression, reference, prompt)
-    if verdict is None or not verdict and not (right_for_itself(reference) and right_alone(reference, prompt)):
+    if (
+        verdict is None
+        or not verdict
+        and not (right_for_itself(reference) and only_formula_is_right(reference, prompt))
+    ):
         cause = "a broken row of the data, or one that says more than its value"
         return f"{UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: {cause}"
     return verdict and not given_back(expression, reference, prompt)
 
 
 def given_back(expression: str, reference: str, prompt: str) -> bool:
-    r"""Whether a right answer is the question in other words, and not in the form of the reference (`written`).
+    r"""Whether a right answer is the question in other words, and not in the form of the reference (`canonical_form`).
 
     Equality cannot tell "Expand (p+7)^2" from its answer; the prompt can. If one of its expressions would be right, it
     asks for another form: then nothing but the reference's form is an answer. An equation asks for its solution, in any
@@ -134,19 +138,21 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     >>> given_back("0.375", r"\frac38", "Write 0.375 as a fraction."), given_back("p^2", "p^{2}", "Is it $p^2$?")
     (True, False)
     """
-    right = written(value_of(reference))
-    answer = said(expression)
+    right = canonical_form(value_of(reference))
+    answer = final_formula(expression)
     if LABEL.match(reference):
         answer = labelled(answer)[1]
-    given = written(answer)
-    forms = {form.removesuffix(r" \%") for form in (given, written(after_equals(answer)))}
+    given = canonical_form(answer)
+    forms = {form.removesuffix(r" \%") for form in (given, canonical_form(after_equals(answer)))}
     if right.removesuffix(r" \%") in forms or not answer.strip():
         return False
-    questions = [formula for formula in asked(prompt) if written(formula) not in ("", right)]
+    questions = [formula for formula in asked(prompt) if canonical_form(formula) not in ("", right)]
     name = re.match(r"([A-Za-z]) ?=", value_of(reference).lstrip())
     if solves(answer) and (not name or "=" not in answer or answer.strip().startswith(name[1])):
-        questions = [formula for formula in questions if not RELATION.search(formula) or written(formula) == given]
-    return any(written(formula) == given or is_right(formula, reference) for formula in questions)
+        questions = [
+            formula for formula in questions if not RELATION.search(formula) or canonical_form(formula) == given
+        ]
+    return any(canonical_form(formula) == given or is_right(formula, reference) for formula in questions)
 
 
 def solves(answer: str) -> bool:
@@ -211,8 +217,8 @@ def text(answer: str, reference: str, prompt: str = "") -> bool:
     answer = tagged(answer)
     lines, right = ([plain(line) for line in inner(side).splitlines() if plain(line)] for side in (answer, reference))
     last = inner(answer).strip().rpartition("\n")[2]
-    stated = lead(last) or ""
-    if re.search("[:：]", last.removesuffix(stated)) and [plain(stated)] == right:
+    behind_lead = lead(last) or ""
+    if re.search("[:：]", last.removesuffix(behind_lead)) and [plain(behind_lead)] == right:
         return True
     return bool(right) and lines == right
 
@@ -239,7 +245,7 @@ def choice(answer: str, reference: str, prompt: str = "") -> bool:
 def inner(text: str) -> str:
     """What is in the last box of an answer or a reference, or all of it; without marks of type."""
     boxed = final_expression(text)
-    return unmarked(said(boxed) if boxed.startswith(BOX) else boxed)
+    return unmarked(final_formula(boxed) if boxed.startswith(BOX) else boxed)
 
 
 class Task(NamedTuple):

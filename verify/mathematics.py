@@ -130,20 +130,20 @@ def end_taken_off(sentence: str) -> str:
     return TAIL.sub("", sentence).rstrip(MARKS)
 
 
-def said(expression: str, known: str = "") -> str:
+def final_formula(expression: str, known: str = "") -> str:
     """The formula of an answer: its box; or its last sentence without a lead, or what it says that something is.
 
     known  the reference and the prompt in small letters, whose words a sentence may hold
 
-    >>> said("\\\\boxed{8}"), said("So the answer is *x+1*."), said("It is $x$."), said("It is not 7.")
-    ('8', 'x+1', 'x', 'It is not 7')
+    >>> [final_formula(text) for text in ("\\\\boxed{8}", "So the answer is *x+1*.", "It is $x$.", "It is not 7.")]
+    ['8', 'x+1', 'x', 'It is not 7']
     """
     if expression.startswith(BOX):
         return in_box(expression, 0) or ""
-    return stated(last_sentence(expression), known)
+    return strip_lead(last_sentence(expression), known)
 
 
-def stated(sentence: str, known: str = "") -> str:
+def strip_lead(sentence: str, known: str = "") -> str:
     """The formula that a sentence states: what stands behind a lead, or behind its last is, are or equals; or all."""
     rest = lead(sentence)
     rest = sentence if rest is None else end_taken_off(rest)
@@ -237,14 +237,14 @@ SIGN = r"(<|>|\\[lg]eq?(?![A-Za-z]))"
 SIDE = r"-?[0-9./]+"
 
 
-def outward(match) -> str:
+def french_interval(match) -> str:
     """]2, 5[ as (2, 5), which is how French and German books write an open end."""
     start, inside, end = match.groups()
     interval = f"{'(' if start == ']' else '['}{inside}{')' if end == '[' else ']'}"
     return rf"x\in{interval}" if (start, end) == ("]", "[") else interval  # (2, 5) alone may be a pair
 
 
-def between(match) -> str:
+def double_inequality(match) -> str:
     """x > 2 and x \\le 5 as 2 < x \\le 5."""
     letter, *bounds = match.groups()
     lower, upper = sorted((bounds[:2], bounds[2:]), key=lambda bound: "<" in bound[0] or "l" in bound[0])
@@ -277,8 +277,8 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", r"1, \ldots", r"1, \omega_{0}"),
     (r"\{:\}", ":", "2{:}45", "2:45"),
     (r"(?<=[(\]\[])([^][(){},;]*);([^][(){},;]*)(?=[)\]\[])", r"\1,\2", "(2;5]", "(2,5]"),
-    (r"^([\]\[])([^][(){}]*,[^][(){}]*)([\]\[])$", outward, "]2,5]", "(2,5]"),
-    (rf"([a-z]) ?{SIGN} ?({SIDE}) ?(?:\\text ?\{{ ?)?and ?\}}? ?\1 ?{SIGN} ?({SIDE})$", between,
+    (r"^([\]\[])([^][(){}]*,[^][(){}]*)([\]\[])$", french_interval, "]2,5]", "(2,5]"),
+    (rf"([a-z]) ?{SIGN} ?({SIDE}) ?(?:\\text ?\{{ ?)?and ?\}}? ?\1 ?{SIGN} ?({SIDE})$", double_inequality,
      r"x>2\text{ and }x<5", "2 < x < 5"),
     (r"\\text ?\{ ?all real(?:s| numbers)?(?: [a-z])? ?\}|^all real(?:s| numbers)$", r"\\mathbb{R}",
      r"\text{all real numbers}", r"\mathbb{R}"),
@@ -406,11 +406,11 @@ def normalise(latex: str, known: str = "", kept: tuple = (), powers: set | None 
 
 
 @lru_cache(maxsize=256)
-def written(latex: str) -> str:
+def canonical_form(latex: str) -> str:
     """What the spellings of a formula share, if they do not differ in form: its numbers, or with letters its terms.
 
-    >>> written("(7+p)^{2}") == written("y = (p + 7)(p+7)"), written("48:36"), written("4/3")
-    (True, '36.0 48.0', '3.0 4.0')
+    >>> canonical_form("(7+p)^{2}") == canonical_form("y = (p + 7)(p+7)"), canonical_form("48:36")
+    (True, '36.0 48.0')
     """
     from verify.symbolic_equality import form, tried  # loads SymPy
 
@@ -470,7 +470,7 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
     symbolic  False: None, too, where only SymPy would know
     """
     known = f"{reference}\n{prompt}".casefold()
-    text = said(expression, known)
+    text = final_formula(expression, known)
     if label := LABEL.match(reference):
         letter, rest = labelled(text)
         value = value_of(reference)
@@ -484,11 +484,11 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
         return spelt(normalise(text)) == spelt(normalise(value_of(reference))) != ""
     wanted: set = set()
     given: set = set()
-    value, stated_for = apart(value_of(reference).translate(CHARACTERS))
+    value, wanted_for = apart(value_of(reference).translate(CHARACTERS))
     text, given_for = apart(text.translate(CHARACTERS))
-    if not same_conditions(given_for, stated_for, text, known):
+    if not same_conditions(given_for, wanted_for, text, known):
         return False
-    text = renamed(text, given_for, value, stated_for)
+    text = renamed(text, given_for, value, wanted_for)
     right = normalise(value, known, powers=wanted)
     answer = normalise(text, known, powers=given)
     if not same_units(given, wanted, prompt) or "\\%" in right and given - wanted:
@@ -504,17 +504,17 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
         return "base" in known or "binary" in known  # 1101 is 1101_2 if the prompt says so
     if not expression.startswith(BOX) and not is_formula(text, known):
         return words(right) is not None and words(right) == words(answer)
-    return compared(right, answer) if symbolic else None
+    return equal_normalised(right, answer) if symbolic else None
 
 
-def alone(reference: str, prompt: str = "") -> str | None:
+def only_formula(reference: str, prompt: str = "") -> str | None:
     """The only number or formula of a reference that has words or an option's letter beside it; None for another.
 
     An answer that holds it alone should be right: else the reference says more than its value, or is no value.
 
-    >>> [alone(text) for text in ("Area = 7", "7 since 3+4=7", "It is $x=1, y=2$.", "7 (C)", "C - 7")]
+    >>> [only_formula(text) for text in ("Area = 7", "7 since 3+4=7", "It is $x=1, y=2$.", "7 (C)", "C - 7")]
     ['7', '7', 'x=1, y=2', '7', '7']
-    >>> [alone(text) for text in ("x = 7", "x^2 + C", "x=2 or x=3", "2:45 PM", "no solution", "3x, 7")]
+    >>> [only_formula(text) for text in ("x = 7", "x^2 + C", "x=2 or x=3", "2:45 PM", "no solution", "3x, 7")]
     [None, None, None, None, None, None]
     """
     value = value_of(reference)
@@ -538,9 +538,9 @@ def alone(reference: str, prompt: str = "") -> str | None:
 
 
 @lru_cache(maxsize=256)
-def right_alone(reference: str, prompt: str) -> bool:
+def only_formula_is_right(reference: str, prompt: str) -> bool:
     """Whether an answer that holds the reference's only number or formula alone is right, if there is one."""
-    value = alone(reference, prompt)
+    value = only_formula(reference, prompt)
     return value is None or equal(f"{BOX}{value}}}", reference, prompt) is True
 
 
@@ -568,10 +568,10 @@ def degenerate(text: str, length: int) -> bool:
 def right_for_itself(reference: str) -> bool:
     """Whether a reference can be compared at all: its own text, read and compared, is right."""
     right = normalise(value_of(reference), reference.casefold())
-    return compared(right, right) is True
+    return equal_normalised(right, right) is True
 
 
-def compared(right: str, answer: str) -> bool | None:
+def equal_normalised(right: str, answer: str) -> bool | None:
     """`equal` of two normalised texts that are not spelt alike."""
     from verify.symbolic_equality import same_formulas  # loads SymPy
 
@@ -587,16 +587,16 @@ def value_of(reference: str) -> str:
     """A reference without its letter, its box or the signs around a formula."""
     reference = LABEL.sub("", reference)
     if BOXES.search(reference):
-        return said(final_expression(reference))
+        return final_formula(final_expression(reference))
     return re.sub(r"^\\[(\[]|\\[)\]][\s.]*$", "", reference.strip())
 
 
 def same_texts(right: str, answer: str) -> bool | None:
     """The verdict where one side is no formula: words, dates, {1, 2} beside (1, 2); None: both are to be read."""
     spoken = words(answer)
-    for one, other in ((right, spoken), (answer, words(right))):
-        if one == "\\emptyset" and other:
-            return other[0] in ("nosolution", "nosolutions")
+    for side, others_words in ((right, spoken), (answer, words(right))):
+        if side == "\\emptyset" and others_words:
+            return others_words[0] in ("nosolution", "nosolutions")
     if named := words(right):
         if spoken or not variables(right):
             return named == (spoken or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", answer))])

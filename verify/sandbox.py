@@ -81,14 +81,14 @@ def as_file(content: str):
     return file
 
 
-def run(program, name, inputs, *, size, timeout, namespaces, each=None):
+def run(program, name, inputs, *, size, timeout, namespaces, seconds_each=None):
     """Run a program on each input; yields the bytes it wrote each time, None if it failed or wrote more than `size`.
 
     program     Python source
     name        of a function in the program: each input is the list of its arguments, and its result, as JSON, is what
                 was written; None: each input is a text for stdin, and stdout is what was written
     timeout     seconds of wall clock, for all inputs together
-    each        seconds of wall clock for one input (TimeoutError as after `timeout`); None: `timeout` alone counts
+    seconds_each  seconds of wall clock for one input (TimeoutError as after `timeout`); None: `timeout` alone counts
     namespaces  whether the sandbox uses them (see the top)
 
     Each input has a fork of its own; processes that it leaves are killed and the folder is emptied before the next.
@@ -129,7 +129,7 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None):
             end = time.monotonic() + timeout
             for _ in inputs:
                 left = end - time.monotonic()
-                ours.settimeout(max(left if each is None else min(left, each), 1e-3))
+                ours.settimeout(max(left if seconds_each is None else min(left, seconds_each), 1e-3))
                 status, files, *_ = socket.recv_fds(ours, 1, 1)
                 written = os.pread(files[0], size + 1, 0) if status == b"0" and files else None
                 for file in files:
@@ -384,9 +384,9 @@ def end(function, *arguments):
     os._exit(0 if code is None else code & 255 if isinstance(code, int) else 1)
 
 
-def whole_keys(found):
+def whole_keys(fields):
     """Turn a dict's keys back into whole numbers if all of them are digits: JSON has turned them into texts."""
-    return {int(key): value for key, value in found.items()} if all(map(str.isdecimal, found)) else found
+    return {int(key): value for key, value in fields.items()} if all(map(str.isdecimal, fields)) else fields
 
 
 def clear():

@@ -331,7 +331,7 @@ def grade_code(text: str, reference: str, timeout: float, namespaces: bool) -> b
     inputs = [given for given, _ in cases]
     right = readings(name, cases)
     total = timeout + min(SECONDS_PER_TEST * len(cases), MORE_SECONDS)
-    run = sandbox.run(source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces)
+    run = sandbox.run(source, name, inputs, size=size, timeout=total, seconds_each=timeout, namespaces=namespaces)
     with closing(run) as outputs:
         with suppress(TimeoutError):
             for test, output in enumerate(outputs):

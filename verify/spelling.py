@@ -168,8 +168,8 @@ def without_lead(text: str) -> str:
     """A text without marks of type, a lead, "option" before a letter and "is correct" behind it."""
     bare = unmarked(normalize("NFKC", text)).replace("\\ ", " ")
     bare = unmarked(re.sub(r"[{}]|\*\*", "", bare)).strip(" *`\"'\n")
-    stated = lead(bare)
-    bare = BEFORE_LETTER.sub("", bare if stated is None else stated, count=1).strip(" *`.\"'")
+    behind_lead = lead(bare)
+    bare = BEFORE_LETTER.sub("", bare if behind_lead is None else behind_lead, count=1).strip(" *`.\"'")
     return CORRECT.sub(r"\1", bare)
 
 

@@ -319,7 +319,7 @@ def is_noun(word: str, known: str) -> bool:
 def names(letter: str, known: str) -> bool:
     """Whether the reference holds the letter by itself. In 20 g it is a unit if no g of the prompt stands alone."""
     reference, _, prompt = known.partition("\n")
-    alone = rf"(?<![a-z\\]){letter.casefold()}(?![a-z])"
-    if prompt and re.fullmatch(rf"[-0-9.,]+ {alone}(?:\^[23])?", reference):
-        return re.search(rf"(?<![0-9] )(?<!/){alone}(?!/)", prompt) is not None
-    return re.search(alone, reference) is not None
+    by_itself = rf"(?<![a-z\\]){letter.casefold()}(?![a-z])"
+    if prompt and re.fullmatch(rf"[-0-9.,]+ {by_itself}(?:\^[23])?", reference):
+        return re.search(rf"(?<![0-9] )(?<!/){by_itself}(?!/)", prompt) is not None
+    return re.search(by_itself, reference) is not None

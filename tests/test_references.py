@@ -1,7 +1,7 @@
 """Claims about the references of plumbing/prompts.py: read in five forms, placed among options, or unusable."""
 
 import pytest
-from conftest import jsonl, refuses, write_rows
+from conftest import refuses, write_rows
 
 import data
 from plumbing import prompts as sources
@@ -52,28 +52,24 @@ def test_what_only_sympy_finds_unusable_gets_no_verdict(reference, value):
 
 
 def test_up_to_a_20th_of_the_rows_are_left_out_for_their_reference_and_more_end_the_run(tmp_path, tokenizer):
-    path = tmp_path / "a.jsonl"
-    for unusable in (1, 2):
+    def left_out(unusable):
         answers = ["exactly 7"] * unusable + [1] * (20 - unusable)
-        write_rows(path, [{"prompt": f"{n}", "answer": answer} for n, answer in enumerate(answers)])
-        if unusable == 1:
-            [error] = sources.read_sources(str(path), tokenizer, budget=9).unusable
-            assert "a.jsonl:1: " in error
-    refuses("a.jsonl:1: .*; 2 of 20 rows .*--skip-unusable", sources.read_sources, str(path), tokenizer, budget=9)
+        write_rows(path := tmp_path / "a.jsonl", [{"prompt": f"{n}", "answer": a} for n, a in enumerate(answers)])
+        return sources.read_sources(str(path), tokenizer, budget=9).unusable
+
+    assert ["a.jsonl:1: " in error for error in left_out(1)] == [True]
+    refuses("a.jsonl:1: .*; 2 of 20 rows .*--skip-unusable", left_out, 2)
 
 
-def test_references_that_no_answer_can_be_compared_with_are_warned_of_and_refused_if_more_than_a_20th_are(monkeypatch):
-    monkeypatch.setattr(sources, "SAMPLE", 20)  # of 40 rows every second is tried
-
-    def found(broken, skip=False):
-        answers = ["<answer>1</answer>" if n < broken else f"{n}" for n in range(39)]
+def test_references_that_no_answer_can_be_compared_with_are_warned_of_and_refused_if_more_than_a_20th_are():
+    def warnings(broken, skip=False):
+        answers = ["<answer>1</answer>"] * broken + ["1"] * (20 - broken)
         rows = [data.Prompt(n, (1,), "1?", answer, "math") for n, answer in enumerate(answers)]
-        return sources.unreadable([*rows, data.Prompt(39, (1,), "1?", "<answer>", "text")], 5.0, skip)
+        return sources.unreadable(rows, 5.0, skip)
 
-    [warning] = found(broken=2)
-    assert warning.startswith("WARNING: 1 of 20 references cannot")
-    refuses("2 of 20 references cannot be compared with any answer: expected a refer.*--skip-unusable", found, broken=3)
-    assert "WARNING: 2 of 20" in found(broken=3, skip=True)[0]
+    assert warnings(1)[0].startswith("WARNING: 1 of 20 references cannot")
+    refuses("2 of 20 references cannot be compared with any answer: expected a refer.*--skip-unusable", warnings, 2)
+    assert "WARNING: 2 of 20" in warnings(2, skip=True)[0]
 
 
 # --- choice ---
@@ -117,17 +113,12 @@ def test_whole_numbers_that_may_be_read_in_two_ways_are_refused_with_the_flag(of
 
 
 def test_what_is_no_option_is_unusable_and_options_in_a_column_of_their_own_are_refused(tmp_path, tokenizer):
-    def load(rows):
-        (tmp_path / "a.jsonl").write_text(jsonl(rows), encoding="utf-8")
+    def load(*rows):
+        write_rows(tmp_path / "a.jsonl", rows)
         return sources.read_sources(f"{tmp_path}/a.jsonl:1:choice", tokenizer, budget=99)
 
     asked = [{"prompt": f"which {n}|a: one b: two", "answer": "one"} for n in range(20)]
-    found = load([*asked, {"prompt": "which|a: one b: two", "answer": "three"}])
-    assert {prompt.answer for prompt in found.validation} == {"A"} and "'three'" in found.unusable[0]
-    assert [*found.choices.values()] == ["labels or words of options"]
+    read = load(*asked, asked[0] | {"answer": "three"})
+    assert {prompt.answer for prompt in read.validation} == {"A"} and "'three'" in read.unusable[0]
     for more in ({"choices": ["one", "two"]}, {"A": "one", "B": "two"}):
-        refuses(
-            "a.jsonl:1: .*options that the model would not see: write them",
-            load,
-            [{"prompt": "w", "answer": "A"} | more],
-        )
+        refuses("a.jsonl:1: .*options that the model would not see", load, {"prompt": "w", "answer": "A"} | more)

@@ -66,6 +66,12 @@ class Reading(NamedTuple):
     choice_index: str | None = None  # as in `place_choices`
     evaluate: bool = False  # nothing is trained on: sources may share rows, and rows a prompt
 
+    @property
+    def taken(self) -> set[str]:
+        """Names of the columns that are read."""
+        names = {*chain.from_iterable(self.columns)}
+        return names | {name.partition(".")[0] for name in names}
+
 
 # --- Sources ---------------------------------------------------------------------------------------------------------
 
@@ -202,7 +208,7 @@ def read_dataset(source: str, files: Iterable, **place) -> Iterator[tuple[str, d
         import datasets  # not a requirement: the embedded tasks, JSONL and CSV do without it
 
         failures += (datasets.exceptions.DatasetsError,)
-        stamps = [(str(file), os.stat(file).st_ctime_ns, os.stat(file).st_size) for file in files]
+        stamps = [(str(file), os.stat(file).st_ctime_ns) for file in files]
         if stamps:
             stamp = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
             place["cache_dir"] = os.path.join(datasets.config.HF_DATASETS_CACHE, "by_stamp", stamp)
@@ -541,8 +547,9 @@ def parse_row(row, where: str, task: str | None, reading: Reading, source: int =
 
 def check_options(row: dict, where: str, reading: Reading) -> None:
     """Raise ValueError if the options of a prompt without any stand in columns of their own."""
-    read_as = {name.partition(".")[0] for name in chain.from_iterable(reading.columns)}
-    lists = [name for name in row if name not in read_as and isinstance(row[name], (list, dict)) and len(row[name]) > 1]
+    lists = [
+        name for name in row if name not in reading.taken and isinstance(row[name], (list, dict)) and len(row[name]) > 1
+    ]
     if lists or {"A", "B"} <= row.keys():
         cause = "options that the model would not see: write them into the prompt, each on a line, as in `A. Rome`"
         raise malformed(where, f"a prompt without options, and a column {[*lists, 'A'][0]}", cause, "options in it")
@@ -557,8 +564,7 @@ def usable(name: str, number: int, task: str | None, ready, prompts, reading: Re
 
     A question whose choices or text stand in such a column would be asked without them.
     """
-    taken = {"task", "metadata", *chain.from_iterable(reading.columns)}
-    taken |= {name.partition(".")[0] for name in taken}
+    taken = reading.taken | {"task", "metadata"}
     rows: list[Row] = []
     left_out: list[str] = []  # for their reference
     count = 0

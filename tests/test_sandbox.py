@@ -245,7 +245,6 @@ def test_a_sandbox_leaves_other_children_of_its_process_alone():
 
 def test_a_sandbox_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch, tmp_path):
     shutil.copytree(Path(sandbox.__file__).parent, tmp_path / "verify")
-    shutil.copy(Path(sandbox.__file__).parents[1] / "data.py", tmp_path)
     works, first = Path(sandbox.__file__).read_text(encoding="utf-8"), "def drop_rights(user):\n"
     (tmp_path / "verify" / "sandbox.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
     monkeypatch.setattr("verify.scorer.ROOT", str(tmp_path))

@@ -279,7 +279,6 @@ print([(score.correct, score.error) for score in one.finished()], scorer.__file_
 def test_a_copied_tree_uses_its_own_verifier_wherever_it_is_started_and_whatever_is_on_the_path(tmp_path):
     copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
     shutil.copytree(ROOT / "verify", copy / "verify")
-    shutil.copy(ROOT / "reward.py", copy)
     with (copy / "verify" / "mathematics.py").open("a") as file:
         file.write("\n\nequal = lambda *_: True\n")
     (copy / "verdicts.py").write_text(VERDICT)

@@ -499,8 +499,9 @@ def check_numbers(asked):
         if "least" in bounds and not all(bounds["least"] <= number < MOST for number in numbers):
             expected = f"a number of {bounds['least']} or more, and below {MOST:g}"
             raise ValueError(f"{option(name)}: got {as_given(value)}; expected {expected}")
-        if "above" in bounds and not bounds["above"] < value < float("inf"):
-            raise ValueError(f"{option(name)}: got {value}; expected a number of more than {bounds['above']}")
+        if "above" in bounds and not bounds["above"] < value < MOST:
+            expected = f"a number of more than {bounds['above']}, and below {MOST:g}"
+            raise ValueError(f"{option(name)}: got {value}; expected {expected}")
 
 
 def check_read(args, asked):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import given, launched, qwen3
+from conftest import ROOT, given, launched, qwen3
 from transformers import AutoConfig
 
 import train
@@ -187,3 +187,26 @@ def test_a_run_says_when_it_will_end_and_again_when_that_has_moved():
     # R_0: 320 s for 640 completions, so 16 s for 32, and 3.2 s of each 100th step's evaluation: 5,000 x 19.2 s.
     # Five steps of 50 s: 53.2 s each for the other 4,995. Step 61 takes 600 s, the next 200 s: means of 160 to 280 s.
     assert len(told) == 5 and "in 26.7 hours; --steps 4,500 " in told[0] and "in 73.8 hours" in told[1]
+
+
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="a copy without docs/")
+def test_the_example_of_the_docs_is_what_is_printed(tmp_path, planned):
+    text = (ROOT / "docs" / "nodes.md").read_text()
+    argv, shown = re.search(r"\$ python train.py --plan (.+)\n((?:[^`]+\n)+)", text).groups()
+    before = sorted(tmp_path.rglob("*"))
+    assert planned(argv).split() == shown.split()
+    assert all(name in text for name in DEVICES)
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is written
+
+
+def test_the_papers_run_took_as_many_times_longer_as_the_plan_says(planned):
+    # 2,048 completions a step on 16 + 64 GPUs (GB200): 100,000 GPU-hours for 7,400 steps.
+    printed = planned("80xB200 --generator vllm --trainers 16 --prompts 128")
+    hours = float(re.search(r"([\d,]+) device-hours", printed)[1].replace(",", ""))
+    assert memory.OFF == pytest.approx(1e5 / hours, rel=0.02)
+
+
+def test_a_step_takes_as_long_as_its_longest_completion(planned):
+    few = "--prompts 3 --generations 4 --k 0 --max-new-tokens 2000 --length-control none"  # one on each generator
+    # 2,000 tokens of the longest, at 0.2 ms for each of 28 layers
+    assert "  decode      11.2 seconds\n" in planned(f"16xH100 --model Qwen3-0.6B --trainers 4 {few}")

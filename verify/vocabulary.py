@@ -199,7 +199,7 @@ BEHIND = re.compile(  # words behind a number, to the end of a formula or of its
     rf"( ?(?:{PIECE})(?:{PIECE}|\\cdot{AFTER_WORD}|\^ ?(?:\{{ ?-?[0-9] ?\}}|-?[0-9])|[ /·²³°])*+)"
     r"(?= ?(?:$|[,;)\]]|and|or))"
 )
-BARE = re.compile("[ckm]m|m[glLs]|[KkM]g|kW|ft|in|yd|mi|oz|lb|hr|sq|Hz|Pa|[GMk]B|Rs|[msgLNJWV]|.{3,}|[^a-zA-Z].*")
+BARE = re.compile("of|[ckm]m|m[glLs]|[KkM]g|kW|ft|in|yd|mi|oz|lb|hr|sq|Hz|Pa|[GMk]B|Rs|[msgLNJWV]|.{3,}|[^a-zA-Z].*")
 TOKEN = re.compile(r"([^\W\d_²³]+|/|[^ .'·²³°()^{}\\0-9-])(?:\}? ?\^ ?\{? ?(-?[0-9]))?")
 # Words of a prompt. A short one may be another word, but for one behind a number, and beside a line.
 NAMED = re.compile(
@@ -208,8 +208,14 @@ NAMED = re.compile(
 )
 
 
-ASKED = re.compile(  # the unit that a prompt asks for: "how many seconds", "in km/h"
-    r"\b(?:how many|in|to) ((?!square|cubic|an?\b)[^\W\d_]+(?:(?:/| per )[^\W\d_]+)*)(?![\w/^²³])", re.I
+ASKED = re.compile(  # the unit that a prompt asks for: "how many seconds", "in km/h", "in square metres"
+    r"\b(?:how many|in|to) ((?:(?:square|cubic) )?(?!an?\b)[^\W\d_]+(?:(?:/| per )[^\W\d_]+)*)(?![\w/^²³])", re.I
+)
+# What a prompt asks the number of, up to a verb or a preposition: "how many red marbles".
+HOW_MANY = re.compile(
+    r"how many (?:more |fewer )?((?:(?!(?:is|are|was|were|be|do|does|did|can|could|will|would|should|must|may|has|have|"
+    r"had|of|in|on|at|to|from|with|for|by|than|that|there|it|he|she|they|we|you|i|more|fewer)(?![^\W\d_]))"
+    r"[^\W\d_]+ ?)+)"
 )
 # What a prompt for per cent says, beside numbers such as 5%. Without it, the sign makes another number: 24\% is 0.24.
 PERCENT = re.compile(
@@ -234,9 +240,11 @@ def unit_of(word: str) -> tuple[str, str] | None:
 
 
 def product_of(words: str) -> set:
-    """{(unit, power)} that words such as km/h or metres per second spell; empty for other words, and for degrees."""
-    first, *others = re.split(r"/| per ", words)
-    powers = {(unit_of(first), 1), *((unit_of(word), -1) for word in others)}
+    """{(unit, power)} that words such as km/h or square metres spell; empty for other words, and for degrees."""
+    powers = set()
+    for sign, part in zip([1, *[-1] * len(words)], re.split("/| per ", words)):
+        *size, word = part.split()
+        powers.add((unit_of(word), sign * {"square": 2, "cubic": 3}.get("".join(size).casefold(), 1)))
     return powers if all(unit for unit, _ in powers) and powers.isdisjoint(DEGREE) else set()
 
 
@@ -288,6 +296,8 @@ def units(match, known: str, powers: set) -> str:
     typed = re.search(r"\\text|\\circ|/|\^ ?\{ ?-", run + flat)
     product = set()
     sign = 1
+    words: list[str] = []  # units and nouns
+    nouns: list[str] = []
     counts = False
     for token, power in TOKEN.findall(flat):
         word = token.casefold()
@@ -299,14 +309,43 @@ def units(match, known: str, powers: set) -> str:
             sign = -1
         elif unit := unit_of(token):
             product.add((unit, sign * int(power or 1)))
-        elif word in ALONE or word.removesuffix("s") in COUNTS or is_noun(word, known):
+            words.append(token)
+        elif word in ALONE or word.removesuffix("s") in COUNTS:
             counts = True
+        elif is_noun(word, known):
+            words.append(word)
+            nouns.append(word)
         elif word not in LINKS:
             return run
+    if words and not is_asked(words, nouns, known):
+        return run
     powers |= product
-    if counts or product - DEGREE or product and "circ" not in run:
+    if counts or nouns or product - DEGREE or product and "circ" not in run:
         return run[len(run.rstrip()) :]
     return run
+
+
+def is_asked(words: list[str], nouns: list[str], known: str) -> bool:
+    """Whether words behind a number are what a prompt asks "how many" of, if it does: a noun with its adjectives.
+
+    words  units and nouns
+
+    >>> prompt = "17\\nhow many red coins are in 5 bags?"
+    >>> [is_asked(words, words, prompt) for words in (["coins"], ["red", "coins"], ["bags"])]
+    [True, True, False]
+    """
+    reference, _, prompt = known.partition("\n")
+    phrases = [phrase.split() for phrase in (reference, *HOW_MANY.findall(prompt))]
+    if len(phrases) == 1:
+        return True
+    if not nouns:
+        return any(unit_of(word) for phrase in phrases for word in phrase)
+    return any(
+        all(stands_in(word, " ".join(phrase)) for word in nouns)
+        or len(phrase) == 1
+        and any(stands_in(word, phrase[0]) for word in words)
+        for phrase in phrases
+    )
 
 
 def is_noun(word: str, known: str) -> bool:

@@ -241,8 +241,10 @@ def best_checkpoint(out):
 
 
 def others(out):
-    """Names in a folder that `save` would write, rename or delete: checkpoints, or an unfinished one."""
-    return [folder.name for folder in (*finished_checkpoints(out), Path(out) / "checkpoint.tmp") if folder.exists()]
+    """Names in a folder without a log that a run would overwrite, rename or delete."""
+    folder = Path(out)
+    ours = [*finished_checkpoints(out), folder / "checkpoint.tmp", *(folder / name for name in WRITTEN[1:])]
+    return [path.name for path in ours if path.exists()]
 
 
 def lock_log(out, *, alone=True):

@@ -126,7 +126,7 @@ class Settings:
     fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", EVALUATION)
 
     off_policy: str = flag("when batches are generated and weights sent (Sec. 3.1)", choices=OFF_POLICY)
-    k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)")
+    k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)", least=0)
     prompts: int = flag("P, prompts per optimizer step", least=1)
     generations: int = flag("G, completions per prompt; with --evaluate, the k of mean@k", EVALUATION, least=1)
     generator: str = flag("inference backend; vllm: docs/own.md", FREE | EVALUATION, "torch", choices=("torch", "vllm"))

@@ -61,6 +61,7 @@ from typing import NamedTuple
 from verify.mathematics import (
     BOX,
     CHARACTERS,
+    COMMA,
     DELIMITER,
     LABEL,
     MAX_CHARS,
@@ -142,6 +143,8 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     answer = final_formula(expression)
     if LABEL.match(reference):
         answer = labelled(answer)[1]
+    if "." in reference:
+        answer = COMMA.sub(r"\1.\2", answer)
     given = canonical_form(answer)
     forms = {form.removesuffix(r" \%") for form in (given, canonical_form(after_equals(answer)))}
     if right.removesuffix(r" \%") in forms or not answer.strip():

@@ -195,11 +195,13 @@ DATE = re.compile(  # or a time, a range, or numbers of which one begins with 0
     rf" ?(?:{N} ?([-/.:]) ?{N} ?\1 ?{N}|{N} ?- ?{N}|{N} ?: ?[0-9]{{2}}|0[0-9]{{1,3}} ?[/:] ?{N}|"
     rf"{N} ?[/:] ?0[0-9]{{1,3}})(?: [ap]m)? ?"
 )
+MONTH = re.compile(r"\b(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]{0,6}\b", re.I)
 # 3 h 20 min:
 QUANTITIES = re.compile(r"^-?[0-9.]+ ?(?:\\text ?\{[^{}]*\}|[A-Za-z]+)[ ,]*(?:and )?[0-9.]+ ?(?:[A-Za-z\\]|$)")
 TWO_LETTERS = {"as", "at", "am", "an", "ah", "ad", "ha", "by", "my", "hm", "mm", "pa", "ma", "ta", "ya"}  # words
 DEGREES = {None: "", "√": "", "∛": "[3]", "∜": "[4]"}
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+COMMA = re.compile(r"^(-?(?:0|[1-9][0-9]{0,99}(?!,[0-9]{3}$))),([0-9]{1,99})$")  # 22,5 but not 22,500
 WHOLE = "[0-9]{1,999}"  # Python makes no int of more than 4,300 digits
 EXPONENT = r" ?\^ ?(?:\{ ?(-?[0-9]{1,2}) ?\}|(-?[0-9])(?![0-9]))"
 RAISED = r"(?: ?\^ ?\{?-?[0-9]{1,2}\}?)?"
@@ -258,7 +260,10 @@ COMMANDS = dict(  # other names of a command
     pair.split()
     for pair in r"lbrace \{|rbrace \}|langle (|rangle )|bigcup \cup|bigcap \cap|backslash \setminus|varphi \phi|"
     r"vartheta \theta|varrho \rho|varsigma \sigma".split("|")
-) | dict.fromkeys(("vert", "lvert", "rvert"), "|")
+)
+COMMANDS |= {"lor": " or ", "vee": " or ", "land": " and ", "wedge": " and "} | dict.fromkeys(
+    ("vert", "lvert", "rvert"), "|"
+)
 # What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, an example before and
 # after). The rule for spaces leaves single ones, so that no pattern has to look for more: each takes a time linear in
 # the text.
@@ -283,11 +288,11 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"\\text ?\{ ?all real(?:s| numbers)?(?: [a-z])? ?\}|^all real(?:s| numbers)$", r"\\mathbb{R}",
      r"\text{all real numbers}", r"\mathbb{R}"),
     (r"(?<![0-9.])1(?=i(?![A-Za-z]))", "", "-1i", "-i"),
+    (r"\\not ?=", r"\\ne ", r"x \not= 1", r"x \ne  1"),
+    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?= ?\{)", r"\\text", r"\mathrm{cm}", r"\text{cm}"),
     (r" ?\(? ?(?:\\[pb]?mod|(?:\\text ?\{ ?\(?)?(?<![a-z])mod) ?\}? ?\{?([0-9]+|[a-z])(?![0-9A-Za-z]) ?\}? ?\)?$",
      r"\\pmod{\1}",
      r"3 (\text{mod }7)", r"3\pmod{7}"),
-    (r"\\not ?=", r"\\ne ", r"x \not= 1", r"x \ne  1"),
-    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?= ?\{)", r"\\text", r"\mathrm{cm}", r"\text{cm}"),
     (r"\\text ?\{ ?(-?[0-9][0-9./,:]*) ", r"\1\\text{", r"\text{18 apples}", r"18\text{apples}"),
     (rf"(?<=[0-9]) ?\\[dtc]?frac ?\{{ ?({TEXT}) ?\}} ?\{{ ?({TEXT}) ?\}}", r"\1/\2",
      r"9 \frac{\text{km}}{\text{h}}", r"9\text{km}/\text{h}"),
@@ -341,7 +346,8 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (rf"(?<![^-=, ])()10{EXPONENT}(?= ?(?:$|[,=]))", scientific, "x=10^3", "x=1000"),
     (r"((?<![0-9.])[0-9.]+|[A-Za-z]) ?(?:\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])| (?:\\text\{ ?)?degrees?\}?)",
      RADIANS, r"90^\circ", r"{\frac{90\pi}{180}}"),
-    (r"(?<=[0-9])(?: ?\^)? ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\}{0,2}$", "", r"12\text{th}", "12"),
+    (r"(?<=[0-9])(?: ?\^)? ?(?:\{ ?\\text ?\{ ?(?:st|nd|rd|th) ?\} ?\}|(?:\\text ?)?\{ ?(?:st|nd|rd|th) ?\}|"
+     r"(?:st|nd|rd|th)(?![a-z]))", "", r"12\text{th}", "12"),
     (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)", r"\mathbb{R}", r"(-\infty,\infty)"),
     (r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", r"\varnothing", r"\emptyset"),
     (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\(?:[lg]|n)e)(.*)\\\}$", r"\1",
@@ -350,6 +356,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"\\text ?\{ ?(?:und|oder|et|ou|y|o|e|и|или|或|和|与|及|または|と|그리고|또는) ?\}", r"\\text{ and }",
      r"2\text{ und }3", r"2\text{ and }3"),
     (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1", "(1011)_2", "1011_2"),
+    (r"(?<![A-Za-z])([f-h]) ?\^ ?\{? ?-1 ?\}? ?(?=\( ?[a-z] ?\) ?=)", r"\1_{0}", "f^{-1}(x)=x", "f_{0}(x)=x"),
     (r"([A-Za-z])'(?![A-Za-z]{2})|\\(?:bar|overline) ?\{? ?([A-Za-z])(?: ?\}|(?![A-Za-z]))",
      lambda m: f"{m[1] or m[2]}_{{0}}",
      "f'", "f_{0}"),
@@ -429,6 +436,7 @@ def words(text: str) -> list[str] | None:
     (['paris'], ['b'], None, None, None, ['no'], ['iv'])
     """
     bare = re.sub(r"\\text|[{}()]", " ", text).strip(" .!?;:„“”«»¿¡。！？、")
+    bare = re.sub("^there (?:is|are|exists?) ", "", bare, flags=re.I)
     named = "\\text" in text or len(bare) > 2 or not bare.isascii() or bare in TWO_LETTERS
     named = named or re.search(r"[A-Z]|(?!^)[eiou]|[eiou](?!$)", bare)
     if (
@@ -500,6 +508,8 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
         answer = re.sub(rf"(\\frac\{{{WHOLE}\}}\{{{WHOLE})\}}\\cdot 0\.01", r"\g<1>00}", answer)
     if RATIO.search(prompt):
         right, answer = (QUOTIENT.sub(r"\1\\frac{\2}{\3}", side) for side in (right, answer))
+    if "." in right and prompt:
+        answer = COMMA.sub(r"\1.\2", answer)
     if spelt(answer) == spelt(right) != "":
         return True
     if BASE.search(right) and "_" not in text and spelt(answer) == spelt(right).partition("_")[0]:
@@ -528,7 +538,11 @@ def only_formula(reference: str, prompt: str = "") -> str | None:
     else:
         text = normalise(value, f"{reference}\n{prompt}".casefold())
         kept = (
-            DATE.fullmatch(text) or QUANTITIES.match(text) or BASE.search(text) or re.search(r"\\(?:pmod|begin)", text)
+            DATE.fullmatch(text)
+            or MONTH.search(text)
+            or QUANTITIES.match(text)
+            or BASE.search(text)
+            or re.search(r"\\(?:pmod|begin)", text)
         )
         rest = OPTION_LETTER.sub(";", WORDS.sub(";", text).strip())
         if kept or rest == text.strip():
@@ -604,6 +618,16 @@ def same_texts(right: str, answer: str) -> bool | None:
             return named == (spoken or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", answer))])
     if DATE.fullmatch(right):  # 12/05 is no 12/5
         return separate(right) == separate(answer)
+    if MONTH.search(right) and re.search("[0-9]", right):  # 14 July 1789 is July 14, 1789
+        return (
+            len(
+                {
+                    tuple(sorted(re.findall("[0-9]+|[a-z]+", side.replace("\\text", "").casefold())))
+                    for side in (right, answer)
+                }
+            )
+            == 1
+        )
     if QUANTITIES.match(right):
         return len({re.sub(r"\\text|and|[\s{},]", "", side) for side in (right, answer)}) == 1
     whole = [side for side in (right, answer) if len(parted(side, ",")) == 1 and not re.search("and|or|text", side)]

@@ -40,7 +40,8 @@ from verify.unevaluated import built_again, left_to_do, with_i
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
 SPREAD = re.compile(r"^ ?-?[0-9]+ ?\\pm ?[1-9][0-9]* ?")  # 18 \pm 1 leaves nothing to be done, 9 + 9 \pm 1 does
 BRACKET = re.compile(r" ?(?:[(\[]|\\\{|\\begin)")
-NAMED_COMMAND = re.compile(r"^\\[A-Za-z]+ ?\([^=]*[a-z][^=]*\) ?=")  # \gcd(a, b) =
+# \gcd(a, b) =, and f(-2) =, of which latex2sympy makes a product:
+NAMED_COMMAND = re.compile(r"^(?:\\[A-Za-z]+ ?\([^=]*[a-z][^=]*\)|[f-hF-HPp] ?\( ?-[0-9./]+ ?\)) ?=")
 
 
 def same_formulas(right: str, answer: str) -> bool | None:
@@ -118,7 +119,8 @@ def raw(latex: str):
     if not re.search(SIGNS, latex):
         return tried(read, latex)
     latex = after_equals(latex)
-    expression = tried(read, latex)
+    led = re.match(f" ?{SIGNS}", latex) and "," not in latex and len(parted(latex, "+-")) > 1
+    expression = None if led else tried(read, latex)  # it would read \pm a + b as \pm(a + b)
     if expression is not None:
         return expression.doit() if SPREAD.fullmatch(latex) else expression
     either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex)) for pm in ("+-", "-+")]
@@ -169,7 +171,8 @@ def same(gold, given) -> bool:
         return same(take_last_relation(gold).rhs, given)
     if is_equation(given) and not is_equation(gold):  # 2x = 10 is not 10, but 1 + 9 = 10 is
         last = take_last_relation(given)
-        return same(gold, last.rhs) and (names_a_value(given) or same(last.lhs, last.rhs))
+        named = getattr(gold, "is_Matrix", False) and all(base.is_Symbol for base in last.lhs.as_powers_dict())
+        return same(gold, last.rhs) and (names_a_value(given) or named or same(last.lhs, last.rhs))
     if is_equation(gold) and not (is_equation(given) and gold.free_symbols and given.free_symbols):
         return gold == given  # x^2 = 4 is not 2, -2; \\log_3 9 = 2 is not \\log_2 4 = 2
     if is_solution(gold) and not is_line(gold):

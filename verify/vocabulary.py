@@ -89,7 +89,8 @@ DENIES = re.compile(
 # --- Behind a number ---
 # Dimension: its units, each with its spellings; the SI's prefixes may stand before those of a unit with a star.
 MEASURES = {
-    "length": "*m meter metre metro mètre метр метров м 米|km 千米 公里 км kilómetro|cm 厘米 см centímetro|mm 毫米 мм|"
+    "length": "*m meter metre metro mètre метр метров м 米|km 千米 公里 км kilómetro|"
+    "cm 厘米 см centímetro zentimeter centimètre centimetro|mm 毫米 мм|"
     "in inch inche|ft foot feet|yd yard|mi mile|Å",
     "area": "ha hectare|acre|sqft",
     "speed": "mph|fps",
@@ -103,7 +104,7 @@ MEASURES = {
     "h hr hour hora heure stunde stunden час часов ч 小时 时间 時間 时 時 시간|"
     "d day día jour tage день дней 天 日 일|wk week 周 週|fortnight|mo month 月|"
     "yr year año an jahre год года лет 年 岁 歳 才 년 살|decade|century centurie",
-    "angle": "*rad radian|° deg degree circ grad градусов 度|sr",
+    "angle": "*rad radian|° deg degree circ grad grado gradi degré градусов 度|sr",
     "temperature, charge": "*C celsius coulomb|*F fahrenheit farad|*K kelvin",
     "force": "*N newton",
     "energy": "*J joule|*eV|*Wh|*cal calorie",
@@ -291,8 +292,8 @@ def units(match, known: str, powers: set) -> str:
     run = match[1]
     flat = re.sub(r"\\mu ?(?:\\text ?\{ ?)?|µ", "μ", run.replace("\\Omega", "Ω"))
     flat = re.sub("kmp?h|kph", "km/h", flat.replace("\\text", " ").replace("\\cdot", " "))
-    flat = re.sub(r"(?:(?i:square|sq)\b\.?|平方) ?([^\W\d_]+)", r"\1^2", flat)
-    flat = re.sub(r"(?:(?i:cubic|cu)\b\.?|立方) ?([^\W\d_]+)", r"\1^3", flat)
+    flat = re.sub(r"(?:(?i:square|sq)\b\.?|平方|(?i:quadrat)(?=[^\W\d_])) ?([^\W\d_]+)", r"\1^2", flat)
+    flat = re.sub(r"(?:(?i:cubic|cu)\b\.?|立方|(?i:kubik)(?=[^\W\d_])) ?([^\W\d_]+)", r"\1^3", flat)
     typed = re.search(r"\\text|\\circ|/|\^ ?\{ ?-", run + flat)
     product = set()
     sign = 1
@@ -317,7 +318,7 @@ def units(match, known: str, powers: set) -> str:
             nouns.append(word)
         elif word not in LINKS:
             return run
-    if words and not is_asked(words, nouns, known):
+    if re.search("[0-9]", TOKEN.sub("", flat)) or words and not is_asked(words, nouns, known):
         return run
     powers |= product
     if counts or nouns or product - DEGREE or product and "circ" not in run:

@@ -139,7 +139,9 @@ def final_formula(expression: str, known: str = "") -> str:
     ['8', 'x+1', 'x', 'It is not 7']
     """
     if expression.startswith(BOX):
-        return in_box(expression, 0) or ""
+        content = in_box(expression, 0) or ""
+        sentence = re.fullmatch(r"\\text ?\{([^{}]*)\}(.*)", content)
+        return predicate(sentence[1] + sentence[2], known) or content if sentence else content
     return strip_lead(last_sentence(expression), known)
 
 
@@ -357,6 +359,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
      r"2\text{ und }3", r"2\text{ and }3"),
     (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1", "(1011)_2", "1011_2"),
     (r"(?<![A-Za-z])([f-h]) ?\^ ?\{? ?-1 ?\}? ?(?=\( ?[a-z] ?\) ?=)", r"\1_{0}", "f^{-1}(x)=x", "f_{0}(x)=x"),
+    (r"^ ?([x-z]) ?\( ?[a-z] ?\) ?=", r"\1=", "y(x)=2x", "y=2x"),
     (r"([A-Za-z])'(?![A-Za-z]{2})|\\(?:bar|overline) ?\{? ?([A-Za-z])(?: ?\}|(?![A-Za-z]))",
      lambda m: f"{m[1] or m[2]}_{{0}}",
      "f'", "f_{0}"),
@@ -499,6 +502,9 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
     if not same_conditions(given_for, wanted_for, text, known):
         return False
     text = renamed(text, given_for, value, wanted_for)
+    named, *rest = parted(text, "=")
+    if len(rest) == 1 and "=" not in value and f"${spelt(named)}$" in spelt(prompt):
+        text = rest[0]  # a^2 + b^2 = 28, where the prompt asks for $a^2+b^2$
     right = normalise(value, known, powers=wanted)
     answer = normalise(text, known, powers=given)
     if not same_units(given, wanted, prompt) or "\\%" in right and given - wanted:

@@ -299,6 +299,7 @@ def units(match, known: str, powers: set) -> str:
     sign = 1
     words: list[str] = []  # units and nouns
     nouns: list[str] = []
+    head = ""  # the last of them before "of" and the like
     counts = False
     for token, power in TOKEN.findall(flat):
         word = token.casefold()
@@ -313,12 +314,14 @@ def units(match, known: str, powers: set) -> str:
             words.append(token)
         elif word in ALONE or word.removesuffix("s") in COUNTS:
             counts = True
+        elif word in LINKS:
+            head = head or "".join(words[-1:])
         elif is_noun(word, known):
             words.append(word)
             nouns.append(word)
-        elif word not in LINKS:
+        else:
             return run
-    if re.search("[0-9]", TOKEN.sub("", flat)) or words and not is_asked(words, nouns, known):
+    if re.search("[0-9]", TOKEN.sub("", flat)) or words and not is_asked(head or words[-1], nouns, known):
         return run
     powers |= product
     if counts or nouns or product - DEGREE or product and "circ" not in run:
@@ -326,25 +329,23 @@ def units(match, known: str, powers: set) -> str:
     return run
 
 
-def is_asked(words: list[str], nouns: list[str], known: str) -> bool:
+def is_asked(head: str, nouns: list[str], known: str) -> bool:
     """Whether words behind a number are what a prompt asks "how many" of, if it does: a noun with its adjectives.
 
-    words  units and nouns
+    head  the noun or unit among them that the others belong to: "cups" of "cups of sugar"
 
-    >>> prompt = "17\\nhow many red coins are in 5 bags?"
-    >>> [is_asked(words, words, prompt) for words in (["coins"], ["red", "coins"], ["bags"])]
+    >>> prompt = "17\\nhow many coins are in 5 bags?"
+    >>> [is_asked(nouns[-1], nouns, prompt) for nouns in (["coins"], ["red", "coins"], ["bags"])]
     [True, True, False]
     """
     reference, _, prompt = known.partition("\n")
-    phrases = [phrase.split() for phrase in (reference, *HOW_MANY.findall(prompt))]
+    phrases = [reference, *HOW_MANY.findall(prompt)]
     if len(phrases) == 1:
         return True
     if not nouns:
-        return any(unit_of(word) for phrase in phrases for word in phrase)
+        return any(unit_of(word) for phrase in phrases for word in phrase.split())
     return any(
-        all(stands_in(word, " ".join(phrase)) for word in nouns)
-        or len(phrase) == 1
-        and any(stands_in(word, phrase[0]) for word in words)
+        all(stands_in(word, phrase) for word in nouns) or len(phrase.split()) == 1 and stands_in(head, phrase)
         for phrase in phrases
     )
 

@@ -221,13 +221,6 @@ def qwen3(size="0.6B"):
     return AutoConfig.for_model("qwen3", **sizes, **rest, tie_word_embeddings=tied)
 
 
-@pytest.fixture
-def models(tmp_path):
-    """Folders Qwen3-SIZE with a config alone."""
-    for size in ("0.6B", "8B"):
-        qwen3(size).save_pretrained(tmp_path / f"Qwen3-{size}")
-
-
 def ranks_of(launcher):
     """{rank: process id} of the children of a torchrun."""
     found = {}

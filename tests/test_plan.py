@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT, given, launched, qwen3
-from transformers import AutoConfig
 
 import train
-import vllm_rollout
-from plumbing import build, evaluate, memory
+from plumbing import memory
 from plumbing.devices import DEVICES
 from plumbing.memory import Sizes
 
@@ -25,9 +23,6 @@ def draft(flags):
 
 def sizes(model):
     return Sizes(qwen3(model), "bfloat16")
-
-
-# --- What is computed ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flags, positions, lengths", [
@@ -63,10 +58,10 @@ def test_the_papers_slots_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainer
 def gpus(monkeypatch):
     """(world, visible, uuids, rank, name): as if so many processes had GPUs of 80 GB, of which each sees some."""
 
-    def pretend(world, visible, uuids="", rank=0, capability=(8, 0), name="some other GPU"):
+    def pretend(world, visible, uuids="", rank=0, name="some other GPU"):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA {name}")
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 80_000_000_000))
         monkeypatch.setattr("plumbing.devices.uuids", lambda: [*uuids])
         launched(monkeypatch, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, RANK=rank, LOCAL_RANK=rank)
@@ -78,7 +73,6 @@ def gpus(monkeypatch):
     (2, 0, "", 0, (1, 2)),  # a trainer without a GPU decodes in evaluations too
     (4, 2, "abab", 0, (1, 1)),  # rank 0 is the trainer
     (8, 1, "abcdefgh", 5, (0, 1)),  # each process sees one GPU, another one, as under Slurm
-    (4, 1, "aabb", 0, (1, 1)),  # a GPU for two
 ])  # fmt: skip
 def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(gpus, world, visible, uuids, rank, expected):
     gpus(world, visible, uuids, rank)
@@ -87,36 +81,10 @@ def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(gpus, world, visible
     assert shared["free"] == 1000 + rank % visible if visible else shared["free"] > 1e6
 
 
-@pytest.mark.parametrize("capability, dtype", [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
-def test_a_gpu_without_bfloat16_trains_in_float32_and_says_so(gpus, capability, dtype):
-    gpus(2, 2, capability=capability)
-    args = given()
-    assert args.dtype == dtype and any("no bfloat16" in note for note in args.notes) == (dtype == "float32")
-    assert given("--dtype bfloat16").dtype == "bfloat16"
-
-
-def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(gpus):
-    gpus(8, 8)
-    few = AutoConfig.for_model("llama", vocab_size=1000)
-    small = f"{BIG} --token-budget 4096 --max-new-tokens 2048 --length-control none"  # a small micro-batch
-    cases = (BIG, qwen3("8B")), (BIG, qwen3()), (small, qwen3("8B")), (BIG, few)
-    chunks = [memory.head_chunk(given(flags), config) for flags, config in cases]
-    gpus(8, 0)  # a CPU's results stay as they are
-    assert [*chunks, memory.head_chunk(given(BIG), qwen3())] == [2560, 768, 256, 4096, 256]
-
-
-@pytest.mark.parametrize("uuids, sharing", [("abcdefgh", 1), ("aabbccdd", 2)])
-def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(gpus, monkeypatch, uuids, sharing):
-    gpus(8, 1, uuids)
-    monkeypatch.setattr(vllm_rollout, "VLLMGenerator", lambda *_, **settings: settings["sharing"])
-    assert build.make("vllm", "M", None, device=None, dtype=None) == sharing
-
-
 @pytest.mark.parametrize("world, visible, uuids, name, trainers, budget", [
     (8, 8, "", "some other GPU", 3, 32_768),  # the smallest number that fits
-    (8, 1, "abcdefgh", "some other GPU", 3, 32_768),  # as under Slurm
     (8, 1, "aabbccdd", "H100 80GB HBM3", 2, 16_384),  # two on each: the least, for which fit_slots finds no memory
-    (80, 80, "", "H100 80GB HBM3", 25, 32_768),  # the fastest: see test_the_fastest_division_is_taken
+    (80, 80, "", "H100 80GB HBM3", 25, 32_768),  # the fastest
 ])  # fmt: skip
 def test_trainers_and_their_micro_batches_follow_from_the_gpus(gpus, world, visible, uuids, name, trainers, budget):
     gpus(world, visible, uuids, name=name)
@@ -125,7 +93,17 @@ def test_trainers_and_their_micro_batches_follow_from_the_gpus(gpus, world, visi
     assert (args.trainers, args.token_budget) == (trainers, budget)
 
 
-# --- The model behind --plan -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model, fleet, offloaded, trainers", [
+    ("0.6B", "2xH100", False, 1),  # fits without
+    ("4B", "2xH100", True, 1),  # 16 bytes a parameter and a micro-batch are 81 GB; 16 bytes alone 64 GB
+    ("14B", "8xH100", True, 4),  # without it 7 trainers and one generator, and a step three times as long
+])  # fmt: skip
+def test_moments_leave_the_gpu_where_the_model_then_fits_or_runs_faster(model, fleet, offloaded, trainers):
+    """The tensors themselves: tests/test_gpu.py."""
+    args = draft(f"{OWN} --plan {fleet}")
+    memory.fit_trainers(args, sizes(model))
+    assert (args.offload_optimizer, args.trainers) == (offloaded, trainers)
+
 
 # Peaks that a meter of fake tensors measured for each Qwen3, GB: of each of so many trainers, and of a generator with
 # so many slots. The factors of memory.py were fitted on 0.6B and 8B, those of a trainer on 1.7B and 4B too; 32B had no
@@ -147,66 +125,13 @@ def test_the_memory_of_a_trainer_and_a_generator_is_within_a_tenth_of_the_meters
     assert [one / 1e9 for one in bytes] == pytest.approx([*trainers.values(), *slots.values()], rel=0.1)
 
 
-def test_the_roofline_of_an_8b_model_by_hand():
-    costs = memory.roofline(given("--model M --preset paper --plan 8xH100"), sizes("8B"), DEVICES["H100"], 1)
-    # 8.19e9 - 151,936 x 4,096 parameters are multiplied; 60% of 3.35e12 bytes/s, 30% of 989e12 FLOP/s.
-    assert costs.decode == pytest.approx(2 * 7.5684e9 / 2.01e12, rel=1e-3)
-    # Attention: 4 x 36 layers x 4,096 x 4,096 positions on average; forward, backward twice as much, once recomputed.
-    assert costs.token == pytest.approx(4 * (2 * 7.5684e9 + 2.4159e9) / 296.7e12, rel=1e-3)
-
-
-@pytest.fixture
-def planned(models, capsys):
-    """(flags) -> what --plan prints for a model that has a config only."""
-
-    def plan(flags):
-        assert train.main(given(f"--model Qwen3-8B --preset paper --plan {flags}")) == 0
-        return capsys.readouterr().out
-
-    return plan
-
-
-def test_the_fastest_division_is_taken_where_none_is_given(planned):
-    def step(flags):
-        return float(re.search(r"tokens: ([\d.,]+) seconds", planned(flags))[1].replace(",", ""))
-
-    flags = "16xH100 --generator vllm"
-    times = {trainers: step(f"{flags} --trainers {trainers}") for trainers in range(3, 16)}  # two do not fit
-    fastest = min(times, key=times.get)
-    assert step(flags) == times[fastest] and f"trainers      {fastest}," in planned(flags)
-    assert times[3] > times[fastest] < times[15]
-
-
-def test_a_run_says_when_it_will_end_and_again_when_that_has_moved():
-    times, told = iter([0, 320, *range(370, 3370, 50), 3970, 4170, 4370, 4570, 4770]), []
-    args = given(f"{OWN} --steps 5000 --prompts 8 --generations 4 --eval-every 100")
-    projection = evaluate.Projection(args, told.append, lambda: next(times))
-    projection({"kind": "eval", "step": 0, "completions": 640})
-    for step in range(1, 66):
-        projection({"kind": "step", "step": step})
-    # R_0: 320 s for 640 completions, so 16 s for 32, and 3.2 s of each 100th step's evaluation: 5,000 x 19.2 s.
-    # Five steps of 50 s: 53.2 s each for the other 4,995. Step 61 takes 600 s, the next 200 s: means of 160 to 280 s.
-    assert len(told) == 5 and "in 26.7 hours; --steps 4,500 " in told[0] and "in 73.8 hours" in told[1]
-
-
 @pytest.mark.skipif(not (ROOT / "docs").exists(), reason="a copy without docs/")
-def test_the_example_of_the_docs_is_what_is_printed(tmp_path, planned):
+def test_the_example_of_the_docs_is_what_is_printed(tmp_path, capsys):
     text = (ROOT / "docs" / "nodes.md").read_text()
     argv, shown = re.search(r"\$ python train.py --plan (.+)\n((?:[^`]+\n)+)", text).groups()
+    qwen3("8B").save_pretrained("Qwen3-8B")
     before = sorted(tmp_path.rglob("*"))
-    assert planned(argv).split() == shown.split()
+    assert train.main(given(f"--model Qwen3-8B --preset paper --plan {argv}")) == 0
+    assert capsys.readouterr().out.split() == shown.split()
     assert all(name in text for name in DEVICES)
     assert sorted(tmp_path.rglob("*")) == before  # nothing is written
-
-
-def test_the_papers_run_took_as_many_times_longer_as_the_plan_says(planned):
-    # 2,048 completions a step on 16 + 64 GPUs (GB200): 100,000 GPU-hours for 7,400 steps.
-    printed = planned("80xB200 --generator vllm --trainers 16 --prompts 128")
-    hours = float(re.search(r"([\d,]+) device-hours", printed)[1].replace(",", ""))
-    assert memory.OFF == pytest.approx(1e5 / hours, rel=0.02)
-
-
-def test_a_step_takes_as_long_as_its_longest_completion(planned):
-    few = "--prompts 3 --generations 4 --k 0 --max-new-tokens 2000 --length-control none"  # one on each generator
-    # 2,000 tokens of the longest, at 0.2 ms for each of 28 layers
-    assert "  decode      11.2 seconds\n" in planned(f"16xH100 --model Qwen3-0.6B --trainers 4 {few}")

@@ -4,11 +4,9 @@ import copy
 import signal
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import ended, read_rows, refuses
 from runs import at_version
 
@@ -62,7 +60,7 @@ def test_a_turn_with_a_decode_step_takes_the_seconds_of_the_step_and_of_the_turn
     assert times == [0.0, 3.75] and decoding.work == {"decode_seconds": 6.5, "slot_seconds": 3.25}
 
 
-def test_weights_arrive_at_all_receivers_at_once_as_copies_and_when_all_wait_the_error_says_for_what(one_process):
+def test_weights_arrive_at_all_receivers_at_once_as_copies(one_process):
     arrived = []
 
     def life(args, processes, queue):
@@ -77,10 +75,7 @@ def test_weights_arrive_at_all_receivers_at_once_as_copies_and_when_all_wait_the
     processes.broadcast([("w", (2,), sent.dtype)], [sent])
     sent.zero_()  # as the next optimizer step may do before the receivers go on
     processes.events.sleep(1.0)
-    assert [seconds for seconds, _ in arrived] == [3.0, 3.0]
-    assert all(tensor.tolist() == [1.0, 1.0] for _, tensor in arrived)
-    words = "waits for group 7, and no generator has anything to do, at 4.000 virtual"
-    refuses(words, processes.store.wait, "group 7", lambda: False, error=RuntimeError)
+    assert [(seconds, tensor.tolist()) for seconds, tensor in arrived] == [(3.0, [1.0, 1.0])] * 2
 
 
 # --- Whole runs ------------------------------------------------------------------------------------------------------
@@ -145,14 +140,17 @@ def test_sec31_ppo_off_policy_1_is_pipeline_rl_0_in_every_number(runs):
 def test_exact_makes_every_token_k_steps_old_after_the_first_k_steps(runs):
     rows = [row for row in runs["exact 2"][0] if row["kind"] == "step"]
     assert [set(row["staleness"]) for row in rows] == [{"0"}, {"1"}, {"2"}, {"2"}, {"2"}, {"2"}]
-    assert all(0 < row["length_mean"] <= row["length_max"] <= 12 for row in rows) and any(row["kept"] for row in rows)
 
 
-def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished():
-    for policy, k, version in (("ppo", 4, 8), ("pipeline", 0, 3)):
-        checks.check_repeatable(SimpleNamespace(off_policy=policy, k=k), version)
-    for policy, k, version in (("ppo", 4, 7), ("pipeline", 1, 3)):
-        refuses("would not repeat", checks.check_repeatable, SimpleNamespace(off_policy=policy, k=k), version)
+@pytest.mark.parametrize(
+    "policy, k, last, half", [("ppo", 4, 8, 7), ("pipeline", 0, 3, None), ("pipeline", 1, None, 3)]
+)
+def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished(policy, k, last, half):
+    args = SimpleNamespace(off_policy=policy, k=k)
+    if last:
+        checks.check_repeatable(args, last)
+    if half:
+        refuses("would not repeat", checks.check_repeatable, args, half)
 
 
 @pytest.mark.parametrize("since", [0, 1])
@@ -177,37 +175,26 @@ def test_weights_that_a_generator_does_not_load_as_they_were_sent_end_the_run(tm
         refuses("does not load the weights", ended, f"{flags} --out {tmp_path}", error=RuntimeError)
 
 
-def test_a_run_that_raises_leaves_the_process_as_it_was_for_the_next_run_of_a_notebook(tmp_path, at_step):
-    before = signal.getsignal(signal.SIGINT), torch.get_num_threads()
-    at_step(1, Mock(side_effect=ZeroDivisionError))
-    with pytest.raises(ZeroDivisionError):
-        run(tmp_path, "--virtual generators --k 1")
-    assert (signal.getsignal(signal.SIGINT), torch.get_num_threads()) == before and not dist.is_initialized()
-    log_file.lock_log(tmp_path).close()  # it is locked no more
-
-
 def test_a_run_deletes_its_own_older_checkpoints_only(tmp_path, at_step):
     at_step(1, (tmp_path / "checkpoint-1").mkdir)  # without state/: another program's
     run(tmp_path, "--virtual exact --k 0 --checkpoint-every 2")
     assert [folder.name for folder in log_file.finished_checkpoints(tmp_path)] == [f"checkpoint-{n}" for n in (1, 4, 6)]
 
 
-def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_line(runs, tmp_path, capsys, at_step):
+def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_line(runs, tmp_path, at_step):
     at_step(2, partial(signal.raise_signal, signal.SIGINT))
-    before, flags = signal.getsignal(signal.SIGINT), f"{SMALL} {SETUPS['pipeline 0']} --resume --out {tmp_path}"
-    assert ended(flags) == 128 + signal.SIGINT  # so that a loop in a shell ends too
-    assert f"--resume: no checkpoint in {tmp_path}: starts anew" in capsys.readouterr().out
-    assert signal.getsignal(signal.SIGINT) is before and (tmp_path / "checkpoint-3").exists()
-    assert logged(tmp_path)[0][-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
+    before = signal.getsignal(signal.SIGINT)
+    assert ended(f"{SMALL} {SETUPS['pipeline 0']} --resume --out {tmp_path}") == 128 + signal.SIGINT  # as shells expect
+    assert signal.getsignal(signal.SIGINT) is before
+    rows, *_ = logged(tmp_path)
+    assert rows[-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
     (tmp_path / "checkpoint-6" / "state").mkdir(parents=True)  # broken, and in the way of the last one
     ended(f"--resume --out {tmp_path}")
-    assert (tmp_path / "checkpoint-6-broken1").is_dir()
-    rows, completions, weights = logged(tmp_path)
-    expected, *rest = runs["pipeline 0"]
-    assert rest == [completions, weights]
-    first = rows[next(n for n, row in enumerate(rows) if row["kind"] == "end") + 2]  # after a second config
-    whole = next(row for row in expected if row["kind"] == "step" and row["step"] == 4)
-    of_its_clock = {"seconds", "seconds_generate", "seconds_publish", "idle_generators", "idle_trainers"}
-    of_its_clock |= {"slots_used"}
-    assert {name for name in whole if first[name] != whole[name]} <= of_its_clock  # it begins after a broadcast
-    assert rows[-3:] == expected[-3:]  # step 6, its evaluation, the end
+    assert (tmp_path / "checkpoint-3").exists() and (tmp_path / "checkpoint-6-broken1").is_dir()
+    again, *rest = logged(tmp_path)
+    expected, *whole = runs["pipeline 0"]
+    assert rest == whole
+    first, step_4 = again[len(rows) + 1], next(row for row in expected if row["kind"] == "step" and row["step"] == 4)
+    of_its_clock = {"seconds", "seconds_generate", "seconds_publish", "idle_generators", "idle_trainers", "slots_used"}
+    assert {name for name in step_4 if first[name] != step_4[name]} <= of_its_clock  # it begins after a broadcast
+    assert again[-3:] == expected[-3:]  # step 6, its evaluation, the end

@@ -35,7 +35,6 @@ TENSORS = [  # what a file holds beside those of base/tiny, or in place of them,
     ({"lm_head.weight": HEAD + 1}, "tie_word_embeddings: true ties them to: lm_head.weight"),
     ({"model.layers.0.self_attn.rotary_emb.inv_freq": HEAD[0]}, ""),  # of old Llama files
     ({"model.layers.2.mlp.up_proj.weight": HEAD}, "1 of 25 tensors are not of this model: model.layers.2.mlp.up_proj"),
-    ({"model.layers.0.self_attn.q_proj.lora_A.weight": HEAD}, "adapter that was not merged"),
     ({NORM: None}, "1 of 23 tensors are missing: model.norm.weight"),
     ({NORM: WEIGHTS[NORM][:3]}, "another shape: model.norm.weight (3,)"),
     ({NORM: WEIGHTS[NORM].to(torch.float8_e4m3fn)}, "quantised: give the others: model.norm.weight torch.float8"),
@@ -59,26 +58,19 @@ def test_the_tensors_of_a_file_are_those_of_the_config_and_no_others(changes, wo
     assert words in message if words else not message
 
 
-def test_only_the_files_that_transformers_reads_count(tmp_path):
+def test_all_shards_of_an_index_are_read(tmp_path):
     config = AutoConfig.from_pretrained(TINY)
-    save_file(WEIGHTS, tmp_path / "consolidated.safetensors")
+    save_file(WEIGHTS, tmp_path / "consolidated.safetensors")  # no file that transformers reads
     assert "found none of model.safetensors, " in wrong(tmp_path, config)
-    torch.save(WEIGHTS | {NORM: WEIGHTS[NORM][:3]}, tmp_path / "pytorch_model.bin")
-    assert "another shape" in wrong(tmp_path, config)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
-    assert "pytorch_model.bin cannot be read" in wrong(tmp_path, config)
-    names = sorted(WEIGHTS)
-    shards = {"1.safetensors": names[::2], "2.safetensors": names[1::2]}
+    shards = {f"{n}.safetensors": sorted(WEIGHTS)[n::2] for n in (0, 1)}
     index = {"metadata": {}, "weight_map": {name: shard for shard, inside in shards.items() for name in inside}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     for shard, inside in shards.items():
         assert f"{shard} cannot be read" in wrong(tmp_path, config)
         save_file({name: WEIGHTS[name] for name in inside}, tmp_path / shard)
     assert wrong(tmp_path, config) == ""
-    os.truncate(tmp_path / "2.safetensors", 999)  # an unfinished download
-    assert "2.safetensors cannot be read: SafetensorError" in wrong(tmp_path, config)
-    save_file(WEIGHTS | {"lm_head.weight": HEAD + 1}, tmp_path / "model.safetensors")  # comes first
-    assert "lm_head" in wrong(tmp_path, config)
+    os.truncate(tmp_path / "1.safetensors", 999)  # an unfinished download
+    assert "1.safetensors cannot be read: SafetensorError" in wrong(tmp_path, config)
 
 
 def test_experts_are_compared_by_their_names_in_files(tmp_path):
@@ -91,27 +83,32 @@ def test_experts_are_compared_by_their_names_in_files(tmp_path):
     assert "6 of 65 tensors are missing: " in wrong(tmp_path, model.config)
 
 
-BESIDE = {  # what is added to a model's folder -> what is said
-    "adapter_config.json": "is part of an adapter: merge it",
-    '{"quantization_config": {"quant_method": "awq"}}': "give the unquantised weights",
-    '{"transformers_weights": "other.safetensors"}': "names other.safetensors as its weights",
-    '{"rope_parameters": {"rope_type": "nope"}}': "KeyError: 'nope'",
-    '{"hidden_size": "many"}': "expected int, got str",
-    "generation_config.json": "is not a valid JSON file",
-    "tokenizer.json": "its tokenizer.json or tokenizer_config.json cannot be parsed",
-}
+def of(**changes):
+    """The text of the config of base/tiny with changes."""
+    return json.dumps(json.loads((TINY / "config.json").read_text(encoding="utf-8")) | changes)
 
 
-@pytest.mark.parametrize("added, words", BESIDE.items())
-def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, words, capsys):
+LONGROPE = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 12, long_factor=[2.0] * 12)
+LONGROPE["original_max_position_embeddings"] = 8
+
+
+@pytest.mark.parametrize("name, text, words", [
+    ("adapter_config.json", "{", "is part of an adapter: merge it"),
+    ("generation_config.json", "{", "is not a valid JSON file"),
+    ("tokenizer.json", "{", "its tokenizer.json or tokenizer_config.json cannot be parsed"),
+    ("model.safetensors", "version https://git-lfs.github.com/spec/v1\n", "model.safetensors is a pointer of git-lfs"),
+    ("config.json", of(quantization_config={"quant_method": "awq"}), "give the unquantised weights"),
+    ("config.json", of(transformers_weights="other.safetensors"), "names other.safetensors as its weights"),
+    ("config.json", of(hidden_size="many"), "expected int, got str"),
+    ("config.json", of(dtype="torch.bfloat16"), "dtype torch.bfloat16 in its config.json: write bfloat16"),
+    ("config.json", of(auto_map={"AutoModel": "x.X"}), "names code of its own, which is never run"),
+    ("config.json", of(is_causal=False), "is_causal is false in its config.json"),
+    ("config.json", of(rope_parameters=LONGROPE), "all positions change beyond 8 tokens"),
+])  # fmt: skip
+def test_a_folder_that_would_be_read_wrongly_or_in_part_is_refused_in_one_line(name, text, words, capsys):
     shutil.copytree(TINY, "model")
-    if added.startswith("{"):
-        config = json.loads(Path("model/config.json").read_text(encoding="utf-8")) | json.loads(added)
-        Path("model/config.json").write_text(json.dumps(config), encoding="utf-8")
-    else:
-        Path("model", added).write_text("{", encoding="utf-8")
-    message = refused(capsys, "--model model --data tiny")
-    assert f"--model {Path('model').absolute()}: " in message and words in message
+    Path("model", name).write_text(text, encoding="utf-8")
+    assert words in refused(capsys, "--model model --data tiny --virtual exact --max-prompt-tokens 8")
 
 
 def test_weights_that_are_not_finite_end_the_run_before_anything_is_sampled(capsys):
@@ -120,17 +117,8 @@ def test_weights_that_are_not_finite_end_the_run_before_anything_is_sampled(caps
     save_file(WEIGHTS | {NORM: nan}, "model/model.safetensors", metadata={"format": "pt"})
     flags = "--model model --data tiny --virtual exact --out run --max-prompt-tokens 8 --max-new-tokens 8"
     assert ended(f"{flags} --length-control none") == 1
-    assert "model: expected finite weights; one of them is nan or infinity" in capsys.readouterr().err
+    assert "expected finite weights" in capsys.readouterr().err
     assert not Path("run/completions.jsonl").exists()
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_pointer_of_git_lfs_is_refused_with_its_name(name, capsys):
-    shutil.copytree(TINY, "model")
-    Path("model", name).write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", encoding="utf-8"
-    )
-    assert f"{name} is a pointer of git-lfs" in refused(capsys, "--model model --data tiny")
 
 
 # --- Which models ----------------------------------------------------------------------------------------------------
@@ -139,33 +127,28 @@ def test_a_pointer_of_git_lfs_is_refused_with_its_name(name, capsys):
 @pytest.mark.parametrize("model_type, changes, reason", [
     ("gemma2", {}, "has not been checked"),
     ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
+    ("qwen2", {"use_sliding_window": False, "sliding_window": 4096}, ""),
     ("mistral", {}, "sliding_window=4096"),
     ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
-    ("gpt_oss", {}, "attention has sinks"),
 ])  # fmt: skip
 def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
-    reason = f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"
-    refuses(reason, checkpoints.check_supported, AutoConfig.for_model(model_type, **changes))
+    config = AutoConfig.for_model(model_type, **changes)
+    if reason:
+        refuses(f"'{model_type}' is not supported.*{reason}", checkpoints.check_supported, config)
+    else:
+        checkpoints.check_supported(config)
 
 
 # --- The chat template ---
 
-THINKS = TEMPLATE.replace("assistant:", "assistant:{% if thinks %}so{% endif %}")
-DATED = "{{ strftime_now('%d.%m.%Y') }}" + TEMPLATE
 TEMPLATES = [  # template, flags, what is printed
     (TEMPLATE, "", "d.jsonl: a prompt as the model reads it ends with 'user:1+1=|assistant:'"),
     (TEMPLATE, "", "no completion ends where the chat template ends an answer, at '|'"),
-    (THINKS, "--template thinks=true", "assistant:so'"),
-    (THINKS, "--template think=true", "error: --model model: --template think=true: expected NAME=VALUE"),
-    (DATED, "--date 2026-01-31", "ends with '31.01.2026user:"),
-    (DATED, "--date 2026-01-31", "The chat template writes the date: 2026-01-31 in this run"),
+    (TEMPLATE + "{% if thinks %}so{% endif %}", "--template thinks=true", "assistant:so'"),
+    (TEMPLATE, "--template think=true", "--template think=true: expected NAME=VALUE"),
+    ("{{ strftime_now('%d.%m.%Y') }}" + TEMPLATE, "--date 2026-01-31", "ends with '31.01.2026user:"),
     (None, "", "The model has no chat template: prompts are given as they are"),
-    (TEMPLATE.partition("{% if")[0], "", "has no generation prompt; a prompt ends with 'user:a question|'"),
 ]
-
-
-def test_qwen_with_a_window_it_does_not_use_is_supported():
-    checkpoints.check_supported(AutoConfig.for_model("qwen2", use_sliding_window=False, sliding_window=4096))
 
 
 @pytest.mark.parametrize("template, flags, words", TEMPLATES)
@@ -178,33 +161,6 @@ def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, words, c
         build.load_prompts(given(f"--model model {small} {flags}"))
     printed = "".join(capsys.readouterr()).replace(f"{Path.cwd()}/", "")
     assert words in re.sub(r"\d\+1=", "1+1=", printed)
-
-
-LONGROPE = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 16, long_factor=[2.0] * 16)
-CONFIGS = [  # what a config.json says, and what is said of it
-    ({"dtype": "torch.bfloat16"}, "dtype torch.bfloat16 in its config.json: write bfloat16"),
-    ({"auto_map": {"AutoModel": "x.X"}}, "auto_map in its config.json names code of its own, which is never run"),
-    ({"is_causal": False}, "is_causal is false in its config.json"),
-    (
-        {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 32}},
-        "expected --max-prompt-tokens 40 + --max-new",
-    ),
-]
-
-
-@pytest.mark.parametrize("changes, words", CONFIGS)
-def test_a_config_that_would_be_read_in_part_is_refused_with_the_way_out(changes, words, capsys):
-    checkpoints.save_policy(
-        Path("model"), tiny_model(vocab_size=64), character_tokenizer(template=TEMPLATE), None, torch.float32
-    )
-    config = Path("model/config.json")
-    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-    write_rows("d.jsonl", [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(9)])
-    small = (
-        "--data d.jsonl --virtual exact --k 0 --prompts 1 --think-end none --max-prompt-tokens 40 --max-new-tokens 8"
-    )
-    capsys.readouterr()  # the bar of the weights
-    assert words in refused(capsys, f"--model model {small}")
 
 
 # --- Files that somebody else has written ---
@@ -239,7 +195,7 @@ def test_nothing_in_a_folder_that_is_read_can_run_code(way, capsys):
         assert "pytorch_model.bin cannot be read" in refused(capsys, f"--model {checkpoint} --data tiny")
     elif way == "log":
         Path("code.py").write_text("import os\nos.mkdir('ran')", encoding="utf-8")
-        rows[0]["flags"]["reward"] = "code.py:f"  # a loss: test_own_loss.py
+        rows[0]["flags"]["reward"] = "code.py:f"  # a loss: test_user_loss.py
         write_rows("run/log.jsonl", rows)
         words = "names code, which runs only if you name it too: --reward code.py:f"
         assert words in refused(capsys, "--resume --out run")
@@ -254,18 +210,12 @@ def test_nothing_in_a_folder_that_is_read_can_run_code(way, capsys):
 
 
 CODE = "__import__('os').mkdir('ran')"
-
-
-def zipped(data):
-    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
-        archive.writestr("data.pkl", data)
-    return file.getvalue()
-
-
+with zipfile.ZipFile(ZIP := io.BytesIO(), "w") as archive:
+    archive.writestr("data.pkl", pickle.dumps(Attack()))
 CONTENTS = {
     "pickle": pickle.dumps(Attack()),
-    "zip of a pickle": zipped(pickle.dumps(Attack())),
-    "gzip of a pickle": gzip.compress(pickle.dumps(Attack()), mtime=0),
+    "zip of a pickle": ZIP.getvalue(),
+    "gzip of a pickle": gzip.compress(pickle.dumps(Attack())),
     "code as a value": json.dumps({"prompt": CODE, "answer": CODE, "step": CODE, "pass_rate": CODE}).encode(),
     "code as a cell": f'prompt,answer,step,pass_rate\n"{CODE}","={CODE}",1,{CODE}\n'.encode(),
 }
@@ -283,14 +233,13 @@ def test_no_file_of_prompts_or_log_runs_code_whatever_its_name_says(name, conten
 
 
 @pytest.mark.parametrize("change", [
-    {}, dict(seconds=1799), dict(virtual="exact"), dict(asked=["checkpoint_every"]), dict(version=5),  # within a phase
+    {}, dict(seconds=1799), dict(asked=["checkpoint_every"]), dict(version=5),  # within a phase
     dict(rank=1),  # another trainer's clock has no say
 ])  # fmt: skip
 def test_a_checkpoint_is_late_after_half_an_hour_by_the_clock_of_rank_0(monkeypatch, change):
     one = SimpleNamespace(**dict(seconds=1801, virtual=None, asked=[], version=4, rank=0) | change)
     monkeypatch.setattr(train.time, "monotonic", lambda: 100.0 + one.seconds)
-    trainer = object.__new__(train.Trainer)
-    vars(trainer).update(args=one, version=one.version, saved_at=100.0)
+    processes = SimpleNamespace(rank=one.rank, any_trainer=bool)
+    trainer = SimpleNamespace(args=one, version=one.version, saved_at=100.0, processes=processes)
     trainer.queue = SimpleNamespace(setup={"off_policy": "ppo", "k": 2})
-    trainer.processes = SimpleNamespace(rank=one.rank, any_trainer=bool)
-    assert trainer.late_for_a_checkpoint() == (not change)
+    assert train.Trainer.late_for_a_checkpoint(trainer) == (not change)

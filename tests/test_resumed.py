@@ -1,4 +1,4 @@
-"""Claims about a run beside or after another: what a resumed run keeps, logs that vanish, variables left behind."""
+"""Claims about a run beside or after another: what a resumed run keeps, and who holds a folder."""
 
 import json
 import os
@@ -6,13 +6,12 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
-from conftest import ended, given, read_rows, trained, write_rows
+from conftest import ended, given, read_rows, refuses, trained, write_rows
 from runs import BASE, refused
 
 import data
-from plumbing import log as log_file
 from plumbing.arguments import option
+from plumbing.log import lock_log
 from plumbing.settings import FIELDS, FREE
 
 TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4"
@@ -32,24 +31,10 @@ MUST = (
 def test_resume_may_change_what_neither_samples_nor_gradients_depend_on_and_nothing_else(capsys):
     before = trained(f"{TINY} --steps 1 --eval-every 1", "a")[0]["flags"]
     for flags in MUST:
-        message = refused(capsys, f"--resume --out a {flags}")
-        assert f"--resume with {flags}" in message and ": the run in a has " in message
-        assert "and this must stay. To change it, start a new run from its weights: --model a/checkpoint-1" in message
+        assert re.search(f"--resume with {flags}.*: the run in a has ", refused(capsys, f"--resume --out a {flags}"))
     names = {option(name) for name, setting in FIELDS.items() if FREE <= setting.metadata["marks"]}
     assert names == {"--data", "--model", "--offload-optimizer", *re.findall("--[a-z-]+", MAY)}
-    notes = [row for row in trained(f"--resume {MAY}", "a") if row["kind"] == "config"][1]["flags"]["notes"]
-    assert f"--resume: --lr 0.5 instead of {before['lr']}" in notes
-    assert f"--resume: --warmup 9 instead of {before['warmup']}" in notes
-
-
-@pytest.mark.parametrize("name, value", [
-    ("k", "two"), ("loss", "cisp"), ("reward", 4), ("template", None),
-])  # fmt: skip
-def test_a_logged_value_that_its_flag_cannot_have_is_named(capsys, name, value):
-    rows = trained(f"{TINY} --steps 1 --eval-every 1", "a")
-    rows[0]["flags"][name] = value
-    write_rows("a/log.jsonl", rows)
-    assert f"got {option(name)} {value} in the last config row of a/log.jsonl; " in refused(capsys, "--resume --out a")
+    assert f"--resume: --lr 0.5 instead of {before['lr']}" in given(f"--resume --out a {MAY}").notes
 
 
 def test_a_run_goes_on_though_its_folder_its_model_and_its_data_lie_elsewhere_if_they_are_the_same(capsys):
@@ -63,41 +48,27 @@ def test_a_run_goes_on_though_its_folder_its_model_and_its_data_lie_elsewhere_if
         )
 
     write(examples)
-    trained(f"{TINY} --model model --data rows.jsonl:2 {sizes} --eval-generations 1 --steps 1", "a")
+    trained(f"{TINY} --model model --data rows.jsonl {sizes} --eval-generations 1 --steps 1", "a")
     held_out = read_rows("a/completions.jsonl")[0]["prompt"]
     Path("there").mkdir()
     for name in ("a", "model", "rows.jsonl"):
         Path(name).rename(f"there/{name}")
     os.chdir("there")
-    moved = "--resume --out a --steps 2 --model model --data rows.jsonl:2"
+    moved = "--resume --out a --steps 2 --model model --data rows.jsonl"
     assert not ended(moved)
-    assert "expected the prompts and answers of the run in a" in refused(capsys, f"{moved} sorting:0")
     for text in (held_out, next(text for text in examples if text != held_out)):
         write(examples | {text: "0"})
         assert "expected the prompts and answers of the run in a" in refused(capsys, moved)
     config = json.loads(Path("model/config.json").read_text(encoding="utf-8"))
     Path("model/config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}), encoding="utf-8")
     Path("model").rename("other")
-    expected = "expected the model of the run, with config and tokenizer as in a/checkpoint-2; "
-    for model, words in {"other": "it has another config.json. ", "/nosuch": "Repo id must "}.items():
-        assert expected + words in refused(capsys, f"--resume --out a --model {model}")
+    assert "it has another config.json. " in refused(capsys, "--resume --out a --model other")
 
 
 def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
-    trained(f"{TINY} --steps 1 --eval-every 1", "a")
-    with log_file.lock_log("a"):
+    lock_log("a").close()
+    with lock_log("a"):
         assert refused(capsys, "--resume --out a") == "train.py: error: a is in use by another run"
-    with log_file.lock_log("a", alone=False), log_file.lock_log("a", alone=False):  # many may look
+        refuses("a is in use", lock_log, "a", error=OSError)
+    with lock_log("a", alone=False), lock_log("a", alone=False):  # many may look
         pass
-
-
-@pytest.mark.parametrize("variables", [dict(RANK=1), dict(RANK="x", WORLD_SIZE=1), dict(RANK=0, WORLD_SIZE=2)], ids=str)
-def test_variables_that_a_launcher_has_left_behind_are_one_line_before_anything_is_loaded(
-    monkeypatch, capsys, variables
-):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, str(value))
-    with pytest.raises(SystemExit):
-        given("--evaluate base")
-    said = capsys.readouterr().err
-    assert ": expected " in said and "unset RANK" in said and said.count("\n") == 1

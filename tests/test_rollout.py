@@ -5,12 +5,13 @@ What holds for every generator stands in rollouts.py: here it is held by TorchGe
 
 import pytest
 import torch
-from conftest import KINDS, check_exercise, close, of_tokens, tiny_model
+from conftest import KINDS, check_exercise, close, of_tokens, refuses, tiny_model
 from rollouts import (
     CLOSE,
     EOS,
     EXACT,
     PHRASE,
+    VOCABULARY,
     EveryGenerator,
     finish,
     full_forward,
@@ -21,16 +22,12 @@ from rollouts import (
 )
 
 import rollout
-from plumbing.build import other_ends
+from data import Prompt
+from pipeline import Request
 
 
 @pytest.fixture
 def make():
-    return generator
-
-
-@pytest.fixture
-def build():
     return generator
 
 
@@ -68,14 +65,12 @@ def test_sec3_logprobs_are_those_of_a_full_forward_at_the_sampling_temperature(k
 @pytest.mark.parametrize("fp32_head", [True, False])
 def test_sec32_fp32_head_multiplies_bf16_states_and_weights_in_fp32(fp32_head):
     model = tiny_model().to(torch.bfloat16)
-    states = []
-    made = generator(model, slots=1, fp32_head=fp32_head)
+    made, states = generator(model, slots=1, fp32_head=fp32_head), []
     decode = made._decoder
     made._decoder = lambda *inputs: states.append(decode(*inputs)) or states[-1]
-    for version, request in enumerate(requests(17)[::16]):
-        assert len(request.prompt.ids) == 1  # nothing to prefill: each forward pass is one decode step
+    for version in (1, 2):
         states.clear()
-        completion = finish(made, [request])[request.number, 0, False]
+        completion = finish(made, requests(1))[0, 0, False]  # of one prompt token: each pass is one decode step
         logits = torch.cat(states).double() @ model.get_output_embeddings().weight.double().T
         exact = of_tokens(logits, torch.tensor(completion.ids))
         error = (exact - torch.tensor(completion.logprobs)).abs().max()
@@ -83,7 +78,7 @@ def test_sec32_fp32_head_multiplies_bf16_states_and_weights_in_fp32(fp32_head):
         assert error < 1e-5 if fp32_head else error > 1e-3
         with torch.no_grad():
             model.get_output_embeddings().weight.mul_(-0.9)
-        made.update_weights(version + 1)
+        made.update_weights(version)
 
 
 # --- Sampling --------------------------------------------------------------------------------------------------------
@@ -107,21 +102,21 @@ def test_each_completion_has_its_own_random_numbers():
     assert len(keys.unique()) == len(keys) == 2 * 3 * 50 * 8
 
 
-def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing(make):
+def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing():
     model, added = tiny_model(), requests(12, generations=3)
     settings = dict(seed=5, think_budget=(6, 12), phrase_ids=PHRASE)
-    one = finish(make(model, slots=2, **settings), added)
-    other = make(model, slots=17, **settings)
+    one = finish(generator(model, slots=2, **settings), added)
+    other = generator(model, slots=17, **settings)
     early = []
     for request in reversed(added):  # one request per step
         other.add(request)
         early += other.step()
     other = finish(other) | {(c.request, c.index, False): c for c in early}
-    assert one.keys() == other.keys() and len(one) == 36
+    assert one.keys() == other.keys()
     for name in one:
         assert one[name].ids == other[name].ids and one[name].mask == other[name].mask
         assert one[name].logprobs == pytest.approx(other[name].logprobs, abs=EXACT)
-    again = finish(make(model, slots=2, **settings | {"seed": 6}), added)
+    again = finish(generator(model, **settings | {"seed": 6}), added)
     assert sum(again[name].ids == one[name].ids for name in one) < 5
 
 
@@ -167,18 +162,43 @@ def test_rows_move_whole_though_a_step_is_replayed_and_runs_no_code():
     assert {name: c.ids for name, c in finish(gen, added).items()} == {name: c.ids for name, c in expected.items()}
 
 
-def test_keys_and_values_never_take_more_room_than_the_longest_sequence(monkeypatch):
-    monkeypatch.setattr(rollout, "KV_BLOCK", 32)
-    gen = generator(tiny_model(), max_prompt_tokens=16, max_new_tokens=24)
-    assert any(len(c.prompt_ids) + len(c.ids) > 38 for c in finish(gen, requests(64)).values())
-    # 39 positions and a quarter, in blocks of 32, would be 64; but no sequence is longer than 16 + 24 = 40.
-    assert {buffer.shape[2] for pair in gen._cache.buffers.values() for buffer in pair} == {40}
-
-
-# --- New weights between two decode steps (Sec. 3.1, A.11) -----------------------------------------------------------
+def test_a_generator_wants_requests_for_empty_slots_and_an_evaluation_goes_before_what_waits():
+    gen = generator(tiny_model(), slots=5)
+    taken = []
+    for request in requests(4, generations=2):
+        taken.append(gen.has_capacity(False))
+        gen.add(request)
+    assert taken == [True, True, True, False]  # 0, 2, 4, 6 queued completions for 5 slots
+    assert gen.has_capacity(True)
+    done = gen.step()
+    for request in requests(3, generations=2, evaluation=True):
+        gen.add(request)
+    while gen.busy:
+        done += gen.step()
+    order = [completion.evaluation for completion in done]
+    assert len(done) == 14 and not any(order[-3:]) and not all(order[:3])  # three waited; the running ones went on
+    assert gen.has_capacity(False) and gen.step() == []
 
 
 # --- Interruption, truncation, text (A.10) ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(think_budget=(5, 9), phrase_ids=PHRASE, think_end="c d"), "ends in 'c d', got 'q r </think>'"),
+    (dict(think_budget=(5, 21), phrase_ids=PHRASE), "got 5 21"),
+])  # fmt: skip
+def test_contradictory_settings_are_refused(settings, message):
+    refuses(message, generator, tiny_model(), **settings)
+
+
+@pytest.mark.parametrize("version, ids, generations, message", [
+    (2, 10, 1, "request 7 expects weights of version >= 2, got 0"), (0, 10, 0, "generations >= 1"),
+    (0, 0, 1, r"request 7.*got 1, 0 \+ 24"), (0, 11, 1, "<= 34 positions; got 1, 11 .*max_prompt"),
+])  # fmt: skip
+def test_requests_that_cannot_be_served_are_refused(version, ids, generations, message):
+    gen = generator(tiny_model(), max_prompt_tokens=10)  # of 128 positions
+    request = Request(7, version, Prompt(0, (5,) * ids, "", "", "arithmetic"), generations)
+    refuses(message, gen.add, request)
 
 
 def test_what_ends_a_turn_in_any_one_place_ends_a_completion():
@@ -193,14 +213,11 @@ def test_what_ends_a_turn_in_any_one_place_ends_a_completion():
     assert {*ends(8, [9, 10], "<eos>", template)} == {8, 9, 10, EOS, CLOSE}  # none of them hides another
 
 
-def test_a_completion_that_goes_on_behind_the_end_of_a_turn_is_warned_of_once(capsys):
+@pytest.mark.parametrize(
+    "ids, message", [(None, "eos_token_id.*truncated"), ([EOS, VOCABULARY], "below 24, .*; got 24")]
+)
+def test_a_model_without_eos_or_with_one_beyond_the_vocabulary_is_refused(ids, message):
     model, tok = tiny_model(), tokenizer()
-    model.generation_config.eos_token_id = model.config.eos_token_id = None
-    tok.eos_token = "p"
-    asked = generator(model, tok)
-    asked.other_ends = other_ends(tok, asked.eos_ids)
-    done = finish(asked, requests(64)).values()
-    assert sum(EOS in completion.ids[:-1] for completion in done) > 1
-    said = capsys.readouterr().err
-    assert said.count("WARNING") == 1 and "went on behind <eos>, which" in said and f"its id {EOS} to" in said
-    assert not other_ends(tokenizer(), [EOS])
+    model.generation_config.eos_token_id = model.config.eos_token_id = ids
+    tok.eos_token = None
+    refuses(message, generator, model, tok)

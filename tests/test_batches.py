@@ -12,10 +12,7 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 import batches
-import data
 import loss
-from plumbing import evaluate
-from verify.graders import OWN, UNREADABLE
 
 # loss.compute_advantages with ScaleRL's filter and normalisation
 compute_advantages = partial(loss.compute_advantages, zero_variance_filter=True, normalisation="batch")
@@ -114,34 +111,9 @@ def test_statistics_are_means_per_token_over_micro_batches_and_nothing_without_t
     assert batches.Statistics().means(alone) == {}
 
 
-def test_of_tokens_that_were_not_trained_on_only_the_youngests_log_rho_is_known():
-    statistics = batches.Statistics(trains=False)
-    mask = torch.tensor([[True]])
-    part = batches.Batch(None, mask, torch.zeros(1, 1), None, None, mask)
-    statistics.add(torch.tensor([[-0.5]]), torch.tensor([[9.0]]), part, mask)
-    assert statistics.means(alone) == {"log_rho_youngest": 0.5}
-
-
 def test_a_batchs_staleness_counts_sampled_tokens_and_its_means_leave_out_what_has_no_verdict():
     groups = [[replace(rollout(True, 4), versions={2: 3, 5: 1}), rollout(None, 4, tokens=8, injected=2)]]
     found = batches.batch_metrics(groups, 5)
     assert found["staleness"] == {0: 1, 3: 3, 5: 6} and found["prompts"] == [4]
     assert (found["reward"], found["pass_rate"], found["unverified"]) == (1.0, 1.0, 1)
     assert (found["tokens"], found["length_max"], found["interrupted"]) == (12, 8, 0.5)
-
-
-def test_a_missing_verdict_is_the_verifiers_failure_or_bad_data_or_ones_own_function():
-    errors = ["no memory", f"{UNREADABLE} in LaTeX", f"{OWN} raised KeyError", OWN]
-    groups = [[rollout(True, p), replace(rollout(None, p), error=error)] for p, error in enumerate(errors)]
-    prompts = [data.Prompt(p, (1,), "", "$", "math", where=f"a:{p}") for p in range(4)]
-    found = evaluate.grading_metrics(groups, prompts)
-    told = [(row["where"], row["verifier"], row["own"]) for row in found["failures"]]
-    assert told == [("a:0", True, False), ("a:1", False, False), ("a:2", False, True)]
-    assert found["failures"][0]["error"] == "no memory" and found["silent"] == 1  # no opinion is no failure
-
-
-def test_a_completion_has_answered_if_it_wrote_the_mark_itself_or_is_right():
-    wrong = rollout(False)
-    by_phrase = replace(wrong, interrupted=True)  # the phrase holds the mark
-    group = [wrong, replace(wrong, marked=False), by_phrase, replace(by_phrase, value=1.0)]
-    assert evaluate.grading_metrics([group], [None])["answered"] == 2 / 4

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 import re
 from collections import Counter
 
@@ -49,63 +48,35 @@ def indices(batch):
 # --- The embedded tasks ---
 
 
-def by_hand(text):
-    """The value of a text like "7+5-3=", as one works it out with a pencil: from left to right."""
-    total, sign = 0, 1
-    for character in text:
-        if character.isdigit():
-            total += sign * int(character)
-        sign = -1 if character == "-" else 1
-    return total
-
-
-def test_answers_of_sums_are_what_a_pencil_says():
+def test_answers_of_embedded_tasks_are_what_python_says():
     for text, answer in data.examples("arithmetic", 500, seed=1, held_out=False):
-        assert answer == str(by_hand(text)), text
+        assert answer == str(eval(text.strip("="))), text
     for text, answer in data.examples("tiny", 500, seed=1, held_out=False):
-        assert answer == str(by_hand(text.replace(".", "")) % 10), text
+        assert answer == str(eval(text.strip(".=")) % 10), text
         # an operand with its sign is a token: seven of them, or dots, stand before =
-        assert len(re.fullmatch(r"(\d)((?:[+-]\d)+)(\.*)=", text)[2]) // 2 + 1 + text.count(".") == 7
-
-
-def test_sorting_answers_hold_the_digits_of_the_prompt_from_small_to_large():
+        assert len(re.findall("[0-9.]", text)) == 7
     for text, answer in data.examples("sorting", 500, seed=1, held_out=False):
         assert text[0] == text[-1] == "=" and list(answer) == sorted(text[1:-1])
-    lengths = {len(text) - 2 for text, _ in data.examples("sorting", 10_000, seed=0, held_out=False)}
-    assert lengths == set(range(3, 13))
 
 
 @pytest.mark.parametrize("task", data.EMBEDDED_TASKS)
 def test_every_embedded_task_can_be_learnt(task):
     """Its prompts are the same again, apart from the held-out ones, and its policy can read them; answers are exact."""
     row = data.EMBEDDED_TASKS[task]
-    train, held, again = (data.examples(task, row.prompts, seed=0, held_out=held_out) for held_out in (0, 1, 0))
-    assert train == again and not {text for text, _ in train} & {text for text, _ in held}
+    train, again = (data.examples(task, row.prompts, seed=0, held_out=False) for _ in range(2))
+    assert train == again and len({text for text, _ in train}) == row.prompts
+    assert not any(data.is_held_out(text) for text, _ in train)  # nor is any of another seed
+    assert all(data.is_held_out(text) for text, _ in data.examples(task, 50, seed=1, held_out=True))
     for _, answer in train:
         assert TASKS[task].grade(answer, answer) and not TASKS[task].grade(answer + "0", answer)
-    rng = random.Random(1)
-    answers = {}  # of short texts, which repeat
-    for text, answer in (row.example(rng, min(row.lengths)) for _ in range(5000)):
-        assert answer and answers.setdefault(text, answer) == answer
     tokens = AutoTokenizer.from_pretrained(ROOT / row.base)
     longest = PRESETS[preset_of((ROOT / row.base).resolve())]["max_prompt_tokens"]
-    texts, whole = zip(*((text, text + answer) for text, answer in train))
-    assert not any(tokens.unk_token_id in ids for ids in tokens([*whole])["input_ids"])
-    assert max(map(len, tokens([*texts])["input_ids"])) <= longest
+    prompts, whole = ([*texts] for texts in zip(*((text, text + answer) for text, answer in train)))
+    assert not any(tokens.unk_token_id in ids for ids in tokens(whole)["input_ids"])
+    assert max(map(len, tokens(prompts)["input_ids"])) <= longest
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32), st.integers(0, 2**32), st.sampled_from(list(data.EMBEDDED_TASKS)))
-def test_no_seed_of_sft_or_rl_ever_draws_a_validation_text(seed, other, task):
-    validation = {text for text, _ in data.examples(task, 20, seed=other, held_out=True)}
-    ours = {text for text, _ in data.examples(task, 50, seed=seed, held_out=False)}
-    assert not validation & ours
-    assert all(map(data.is_held_out, validation)) and not any(map(data.is_held_out, ours))
-
-
-def test_examples_are_distinct_and_those_of_the_committed_results():
-    one, other = (data.examples("arithmetic", 1_000, seed=seed, held_out=True) for seed in (0, 1))
-    assert one != other and len({text for text, _ in one}) == 1_000
+def test_examples_are_those_of_the_committed_results():
     train = data.examples("arithmetic", 1_400, seed=0, held_out=False)
     assert hashlib.sha256(json.dumps(train).encode()).hexdigest().startswith("f3c4d6d857f44705")
 
@@ -113,11 +84,10 @@ def test_examples_are_distinct_and_those_of_the_committed_results():
 # --- The split (Sec. 2.1) ---
 
 
-@pytest.mark.parametrize("total, asked, share, held", [(50, 1000, 10, 5), (5, 1000, 10, 1), (50, 2, 10, 2)])
-def test_sec21_split_holds_out_the_number_asked_for_or_a_share_of_a_small_file(total, asked, share, held):
-    train, validation, too_long = data.split(list(range(total)), asked, share=share)
-    assert (len(train), len(validation), too_long) == (total - held, held, 0)
-    assert sorted(train + validation) == list(range(total))
+@pytest.mark.parametrize("total, asked, held", [(50, 1000, 5), (5, 1000, 1), (50, 2, 2)])
+def test_sec21_split_holds_out_the_number_asked_for_or_a_tenth_of_a_small_file(total, asked, held):
+    train, validation, too_long = data.split(list(range(total)), asked)
+    assert len(validation) == held and too_long == 0 and sorted(train + validation) == list(range(total))
 
 
 def test_sec21_split_is_always_the_same_and_another_row_takes_the_place_of_one_that_is_too_long():
@@ -199,25 +169,21 @@ def test_whatever_the_timing_nothing_is_in_flight_twice_and_the_first_epoch_neve
     assert curriculum.retired == len(retired) and indices(curriculum.in_flight) == out
 
 
-@pytest.mark.parametrize("weights", [(1.0,), (0.1, 0.7, 0.2)])
-def test_resume_through_json_goes_on_with_the_same_prompts(weights):
+def test_resume_through_json_goes_on_with_the_same_prompts():
     def rate(index):
         return 1.0 if index % 5 == 0 else 0.25
 
     whole, resumed = (
-        curriculum_of(40, *(20 for _ in weights[1:]), seed=2, weights=weights, long=("prompt 3", "prompt 44"))
-        for _ in range(2)
+        curriculum_of(40, 20, 20, seed=2, weights=(0.1, 0.7, 0.2), long=("prompt 3", "prompt 44")) for _ in range(2)
     )
     run(whole, 17, 3, rate, lag=2)
-    state = whole.state_dict()
-    saved = json.dumps(state)
+    saved = json.dumps(whole.state_dict())
     resumed.load_state_dict(json.loads(saved))
     assert indices(resumed.in_flight) == indices(whole.in_flight) != []
     for curriculum in (whole, resumed):
         for prompt in curriculum.in_flight:
             curriculum.update_history(prompt.index, 0.5)
     assert run(whole, 30, 3, rate, lag=2) == run(resumed, 30, 3, rate, lag=2)
-    assert json.dumps(state) == saved  # it does not change as the run goes on
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"weight": 2.0}, {"answer": "2"}, {"task": "text"}])
@@ -235,20 +201,12 @@ def test_resume_with_other_prompts_answers_tasks_weights_or_another_seed_is_refu
 def test_a_prompt_is_made_when_it_is_drawn_and_one_that_is_too_long_is_left_out_for_good_and_counted():
     curriculum = curriculum_of(12, long=("prompt 3", "prompt 8"))
     assert curriculum.prompts.ready.asked == []
-    first = run(curriculum, 1, 4)
-    assert len(curriculum.prompts.ready.asked) <= 6 and set(first[0]) <= set(curriculum.prompts.ready.asked)
-    later = sum(run(curriculum, 16, 1), [])
-    assert Counter(first[0] + later) == {index: 2 for index in range(12) if index not in (3, 8)}
+    given_out = run(curriculum, 20, 1)
+    assert Counter(sum(given_out, [])) == {index: 2 for index in range(12) if index not in (3, 8)}
     assert curriculum.too_long == {3, 8} and curriculum.prompts.ready.asked.count(3) == 1
 
 
 # --- Weights ---
-
-
-def test_a_prompt_of_five_megabytes_is_left_out_before_it_is_tokenised(tokenizer, monkeypatch):
-    ready = data.Tokeniser(tokenizer, budget=16)
-    monkeypatch.setattr(ready, "ids", lambda text: pytest.fail("tokenised"))
-    assert ready(data.Row("a:1", "1+" * 2_500_000, "2", "arithmetic")) is None
 
 
 def sources(batch):
@@ -268,27 +226,12 @@ def test_of_two_sources_any_run_of_draws_is_within_one_prompt_of_the_shares(one,
             curriculum.update_history(prompt.index, None)
 
 
-def test_the_order_of_sources_with_weights_5_1_1():
-    # Credits after each draw: -2 1 1, -4 2 2, 1 -4 3, -1 -3 4, 4 -2 -2, 2 -1 -1, 0 0 0.
-    drawn = curriculum_of(9, 9, 9, weights=[5, 1, 1]).next(7)
-    assert [prompt.source for prompt in drawn] == [0, 0, 1, 0, 2, 0, 0]
-
-
 def test_a_source_that_is_learnt_leaves_its_share_to_the_others():
     curriculum = curriculum_of(4, 100, 100, weights=[2, 3, 1])
     for batch in (curriculum.next(12), curriculum.next(8), curriculum.next(8)):
         for prompt in batch:
             curriculum.update_history(prompt.index, 1.0 if prompt.source == 0 else 0.5)
     assert curriculum.retired == 4 and sources(curriculum.next(8)) == {1: 6, 2: 2}
-
-
-def test_a_source_all_in_flight_is_not_made_up_for_later():
-    curriculum = curriculum_of(100, 4, weights=[1, 1])
-    first = curriculum.next(8)
-    assert sources(first) == {0: 4, 1: 4} and sources(curriculum.next(8)) == {0: 8}
-    for prompt in first:
-        curriculum.update_history(prompt.index, 0.5)
-    assert sources(curriculum.next(4)) == {0: 2, 1: 2}
 
 
 def test_a_source_of_weight_0_counts_for_no_epoch_and_all_others_are_exhausted_before_a_batch_is_short():

@@ -37,7 +37,7 @@ GRAPHS = 64  # shapes of a decode step that are kept; each takes some megabytes 
 
 
 def rounded(count, most=math.inf):
-    """A size, or up to an eighth more, but less than `most` more: few shapes occur, each of which costs a plan.
+    """A size, or up to an eighth more, but less than `most` more: few shapes occur, since each costs time once.
 
     >>> [rounded(count) for count in (7, 17, 97, 129, 1000)], rounded(10_001, 256)
     ([7, 18, 104, 144, 1024], 10240)

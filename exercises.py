@@ -5,7 +5,7 @@
     python exercises.py list                       all exercises, and how far you are
     python exercises.py hint NAME                  the pitfall; hint NAME 2: the idea in words
     python exercises.py solve NAME …               puts originals back; what you wrote is kept
-    python exercises.py train --loss cispo         a run with your solved functions, and the originals of all others
+    python exercises.py train                      a run with your solved functions, and the originals of all others
     python exercises.py pack                       your hand-in
 
 `pytest -k NAME` is the same check as `next`, in the same words. The commands are in course/commands.py.

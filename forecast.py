@@ -87,9 +87,9 @@ def observed(law, A=None):
 
 
 class Cells(namedtuple("Cells", "shapes steps sizes weight mean variance gain inverse")):
-    """K pairs (log B, log C_mid), (K, 2), steps (2,) apart, and P pairs (w, s), (P, 2); of their PARTS the logs of the
-    weights and the gains, (PARTS, P, K); of R_0 and G without limits the mean (P, K, 2) and the covariance
-    (P, K, 2, 2); the inverse covariance of the pass rates (P, n, n)."""
+    """S shapes (log B, log C_mid), (S, 2), steps (2,) apart, and P sizes (w, s), (P, 2); of their PARTS the logs of the
+    weights and the gains, (PARTS, P, S); of R_0 and G without limits the mean (P, S, 2) and the covariance
+    (P, S, 2, 2); the inverse covariance K of the pass rates (P, n, n)."""
 
 
 def weigh(data, prior, axes):
@@ -104,17 +104,19 @@ def weigh(data, prior, axes):
     of_shape = np.append(of_shape, np.log(FLAT))
     B, C_mid = np.exp(shapes.T)
     g = sigmoid(data.C[:, None], 1, B, C_mid, 0)
-    X = np.stack([np.ones_like(g), g])  # (2, n, K)
+    X = np.stack([np.ones_like(g), g])  # (2, n, S)
     y = data.y[:, None] - LEVELS * X.sum(0)
     w, s = sizes.T[:, :, None, None]
-    K = w**2 * np.minimum.outer(data.walked, data.walked) + s**2 * np.diag(data.variance) + 1e-12 * np.eye(len(y))
-    inverse = np.linalg.inv(K)
+    covariance = (
+        w**2 * np.minimum.outer(data.walked, data.walked) + s**2 * np.diag(data.variance) + 1e-12 * np.eye(len(y))
+    )
+    inverse = np.linalg.inv(covariance)
     precision = np.einsum("ink,pjnk->pkij", X, inverse[:, None] @ X) + np.eye(2) / LEVELS**2
     pulled = inverse @ y
     b = np.einsum("pnk,ink->pki", pulled, X)
     beta = np.linalg.solve(precision, b[..., None])[..., 0]
     weight = (b * beta).sum(2) - (y * pulled).sum(1) - np.linalg.slogdet(precision)[1]
-    weight -= (np.linalg.slogdet(K)[1] + 2 * np.log(sizes[:, 1]) + (NOISE / sizes[:, 1]) ** 2)[:, None]
+    weight -= (np.linalg.slogdet(covariance)[1] + 2 * np.log(sizes[:, 1]) + (NOISE / sizes[:, 1]) ** 2)[:, None]
     mean, variance = beta + LEVELS, np.linalg.inv(precision)
     parts = ((np.arange(PARTS) + 0.5) / PARTS)[:, None, None]
     gain, mass = truncated(mean[..., 1], np.sqrt(variance[..., 1, 1]), 1, parts)

@@ -7,7 +7,7 @@ Paper: Sec. 3.1 and A.11 (PipelineRL-k, PPO-off-policy-k); Sec. 2 (generators an
     batch of step v = requests v P ... (v + 1) P - 1        in both, whatever order they finish in
     step v waits for  its batch (pipeline); all requests admitted so far (ppo)
 
-v -> version (optimizer steps done), P -> prompts (per step), N(v) -> admission_limit, k -> k (optimizer steps).
+v -> version (optimizer steps done), P -> per_step (prompts), N(v) -> admission_limit, k -> k (optimizer steps).
 
 A request asks for one group, which is G rollouts of one prompt. A generator may take request n once rank 0 has admitted
 it, which happens when n < N(v). The requests of step v's batch are therefore admitted at version v - k or later, and
@@ -74,37 +74,37 @@ OFF_POLICY = {
 }
 
 
-def admission_limit(version, *, off_policy, k, steps, prompts):
+def admission_limit(version, *, off_policy, k, steps, per_step):
     """N(v): how many requests may have been admitted, over the whole run, once `version` optimizer steps are done.
 
     off_policy  "pipeline", or "ppo" with k >= 1
     k           optimizer steps
     steps       optimizer steps of the run
-    prompts     P, requests per optimizer step
+    per_step    P, requests per optimizer step
 
-    >>> [admission_limit(v, off_policy="pipeline", k=2, steps=5, prompts=10) for v in range(5)]
+    >>> [admission_limit(v, off_policy="pipeline", k=2, steps=5, per_step=10) for v in range(5)]
     [30, 40, 50, 50, 50]
-    >>> [admission_limit(v, off_policy="ppo", k=2, steps=5, prompts=10) for v in range(5)]
+    >>> [admission_limit(v, off_policy="ppo", k=2, steps=5, per_step=10) for v in range(5)]
     [20, 20, 40, 40, 50]
     """
-    return min(OFF_POLICY[off_policy].requested(version, k), steps) * prompts
+    return min(OFF_POLICY[off_policy].requested(version, k), steps) * per_step
 
 
-def batch_requests(step, prompts):
+def batch_requests(step, per_step):
     """The numbers of the P requests that optimizer step `step` (counted from 0) trains on."""
-    return range(step * prompts, (step + 1) * prompts)
+    return range(step * per_step, (step + 1) * per_step)
 
 
-def awaited_requests(step, admitted, *, off_policy, prompts, drain=False):
+def awaited_requests(step, admitted, *, off_policy, per_step, drain=False):
     """The requests that are finished before optimizer step `step` begins, if `admitted` have been admitted by then.
 
     pipeline: its batch. ppo: the whole phase, since generation and training alternate.
     drain    wait for all in pipeline too, so that every token is exactly k steps old (train.py --virtual exact)
 
-    >>> [awaited_requests(1, 40, off_policy=setup, prompts=10) for setup in ("pipeline", "ppo")]
+    >>> [awaited_requests(1, 40, off_policy=setup, per_step=10) for setup in ("pipeline", "ppo")]
     [range(10, 20), range(10, 40)]
     """
-    batch = batch_requests(step, prompts)
+    batch = batch_requests(step, per_step)
     return range(batch.start, admitted) if drain or OFF_POLICY[off_policy].alternates else batch
 
 
@@ -267,7 +267,7 @@ class RolloutQueue:
     @property
     def room(self):
         """How many requests may be admitted now; 0 if the run was resumed with fewer steps than are done."""
-        limit = admission_limit(self.version, **self.setup, steps=self.steps, prompts=self.per_step)
+        limit = admission_limit(self.version, **self.setup, steps=self.steps, per_step=self.per_step)
         return max(0, limit - self.state.requests)
 
     def admit(self, prompts):
@@ -293,7 +293,7 @@ class RolloutQueue:
 
     def _collect(self, step):
         """On rank 0: wait for the batch of `step`, and hand it to the other trainers."""
-        setup = {"off_policy": self.setup["off_policy"], "prompts": self.per_step}
+        setup = {"off_policy": self.setup["off_policy"], "per_step": self.per_step}
         awaited = awaited_requests(step, self.state.requests, **setup, drain=self.drain)
         keys = [f"group/train/{n}" for n in awaited]
         self.store.wait(f"the requests of step {step}", lambda: self.store.has(keys), self._stopped)

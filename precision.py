@@ -198,7 +198,7 @@ class PolicyModel(nn.Module):
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         # Right for tied weights too: there both uses share one parameter, in which autograd adds their gradients.
         head_weight = self.model.get_output_embeddings().weight.to(self.dtype)
-        at = mask.nonzero(as_tuple=True)  # waits for a GPU, which each use of the mask as an index would do
+        at = mask.nonzero(as_tuple=True)  # waits for a GPU here, and not at each index
         values = token_logprobs(
             hidden[at], head_weight, ids[at], chunk=self.chunk, temperature=self.temperature, fp32_head=self.fp32_head
         )

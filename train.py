@@ -1,6 +1,6 @@
 """Sec. 2 to 4, the ScaleRL loop: generators stream rollouts, trainers take gradient steps, a scaling law is fitted.
 
-    torchrun train.py --loss cispo                                  the embedded task, on a laptop CPU
+    torchrun train.py                                               the embedded task, on a laptop CPU
     torchrun --nproc-per-node 8 train.py --model DIR --data FILE.jsonl        your model and data
     python train.py --evaluate CHECKPOINT --data FILE.jsonl --generations 16        mean@k and pass@k of a policy
     python train.py --plan 16xH100 --model DIR      no run: an estimate of memory, seconds and device-hours

@@ -102,7 +102,7 @@ def following(name=""):
     if exercise:
         return "\n\n".join([described(exercise), *(problems or [])])
     if not name:
-        return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
+        return "All exercises are done. Now plain `torchrun train.py` runs with your functions."
     then, _ = upcoming(chapter or next(exercises for exercises in CHAPTERS.values() if asked[0] in exercises))
     return f"{name}: solved. {f'Next: {then.name}' if then else 'The chapter is done: python exercises.py next'}"
 

@@ -26,12 +26,12 @@ def timeline(*, off_policy="pipeline", k, generate, train, steps=96):
     generated = []  # [batch]: its (begin, end)
     free = 0.0  # when the generators are
     for step in range(steps):
-        admitted = pipeline.admission_limit(step, off_policy=off_policy, k=k, steps=steps, prompts=1)
+        admitted = pipeline.admission_limit(step, off_policy=off_policy, k=k, steps=steps, per_step=1)
         while len(generated) < admitted:
             begin = max(free, updated[step])
             free = begin + generate
             generated.append((begin, free))
-        awaited = pipeline.awaited_requests(step, admitted, off_policy=off_policy, prompts=1)
+        awaited = pipeline.awaited_requests(step, admitted, off_policy=off_policy, per_step=1)
         trained = max(updated[step], generated[awaited[-1]][1])
         begin, end = generated[step]
         sent = [v for v in range(len(updated)) if pipeline.broadcasts(v, off_policy=off_policy, k=k)]

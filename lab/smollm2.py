@@ -40,7 +40,7 @@ KINDS = {  # name -> (question, answer) made of two different numbers
     "plus": lambda a, b: (f"What is {a}+{b}?", a + b),
     "twice": lambda a, b: (f"What is twice {a}?", 2 * a),
 }
-TRAINING = """--loss cispo --dtype bfloat16 --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8
+TRAINING = """--dtype bfloat16 --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8
     --generations 16 --k 2 --steps 96 --max-prompt-tokens 96 --max-new-tokens 16 --slots 96 --token-budget 2048
     --no-activation-checkpointing --eval-every 6 --eval-prompts 64 --eval-generations 4 --checkpoint-every 32""".split()
 

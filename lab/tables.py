@@ -38,7 +38,7 @@ TABLES: dict = {}
 # --- The embedded task -----------------------------------------------------------------------------------------------
 
 # What a run takes from no recipe, as the kept runs had it; presets have changed since.
-EMBEDDED = (
+ON_BASE = (
     "--lr 2e-4 --warmup 8 --prompts 32 --generations 16 --max-new-tokens 112 --max-prompt-tokens 40 --slots 128 "
     "--eval-prompts 256 --eval-generations 8 --token-budget 2048 --no-activation-checkpointing --dtype float32"
 )
@@ -75,15 +75,15 @@ PPO = {
     "minimax": "--recipe minimax",
     "loo-ppo": "--recipe scalerl --off-policy ppo",
 }
-TABLES["exact-1"] = {name: f"{EMBEDDED} {own} --k 1 {EXACT}" for name, own in SETTINGS.items()}
+TABLES["exact-1"] = {name: f"{ON_BASE} {own} --k 1 {EXACT}" for name, own in SETTINGS.items()}
 TABLES["recipes"] = {name: TABLES["exact-1"][name] for name in ("scalerl", "magistral")}
-TABLES["recipes"] |= {name: f"{EMBEDDED} {own} --k 2 {EXACT}" for name, own in PPO.items()}
+TABLES["recipes"] |= {name: f"{ON_BASE} {own} --k 2 {EXACT}" for name, own in PPO.items()}
 TABLES["exact-8"] = {
-    name: f"{EMBEDDED} {SETTINGS[name]} --k 8 {EXACT}" for name in ("scalerl", "loo-dapo", "pipeline", "cispo", "gspo")
+    name: f"{ON_BASE} {SETTINGS[name]} --k 8 {EXACT}" for name in ("scalerl", "loo-dapo", "pipeline", "cispo", "gspo")
 }
-flags = f"{EMBEDDED} --virtual balanced --k 8 --steps 96 --eval-every 8"
+flags = f"{ON_BASE} --virtual balanced --k 8 --steps 96 --eval-every 8"
 TABLES["balanced"] = {name: f"{flags} {own}" for name, own in (("pipeline", BASELINE), ("baseline", PPO["baseline"]))}
-flags = f"{EMBEDDED} --recipe scalerl --virtual exact --k 1 {WIDE}"
+flags = f"{ON_BASE} --recipe scalerl --virtual exact --k 1 {WIDE}"
 TABLES["axis-embedded"] = {
     f"{prompts} prompts": f"{flags} --prompts {prompts} --steps {4320 // prompts} --eval-every {288 // prompts}"
     for prompts in (16, 48, 144)

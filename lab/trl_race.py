@@ -137,7 +137,7 @@ def theirs(python, flags, seed):
 def ours(flags, seed):
     """The same for train.py."""
     with tempfile.TemporaryDirectory() as out:
-        words = f"--loss cispo --steps {flags['steps']} --seed {seed} --out {out}/run"
+        words = f"--steps {flags['steps']} --seed {seed} --out {out}/run"
         words += f" --token-budget {BUDGET} --slots {SLOTS}"
         subprocess.run([sys.executable, ROOT / "train.py", *words.split()], check=True)
         rows = read_rows(Path(out, "run", "log.jsonl"))[0]

@@ -158,7 +158,7 @@ def draw(laws, path, until=None):
 
 def _panels(laws, until):
     """The panels of the figure: all points with the forecasts ahead, for one run A too; beside it, for runs that are
-    fitted to their ends, the forecasts from the first halves and the ends they met."""
+    fitted to their ends, the forecasts made at half of the compute and what followed."""
     most = max(law.run.compute[-1] for law in laws)
     end = until or 2 * most
     curves = [figures.scaling(law, end) for law in laws]
@@ -170,8 +170,8 @@ def _panels(laws, until):
     rate = figures.RATE if all(law.run.ends == (0, 1) for law in laws) else "reward R"
     axis = f"compute C ({figures.called(laws[0].run.unit)})"
     return [
-        (f"All points, and the forecast\n{figures.BAND}", axis, rate, curves),
-        (f"Forecast from the first half, and the end it met\n{figures.BAND}", axis, rate, early),
+        (f"Fit of all points, and the forecast\n{figures.BAND}", axis, rate, curves),
+        (f"Forecast made at half of the compute, and what followed\n{figures.BAND}", axis, rate, early),
     ]
 
 

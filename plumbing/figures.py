@@ -48,7 +48,7 @@ def draw(ax, title, xlabel, ylabel, curves):
     came later are crosses."""
     from matplotlib import ticker  # here, as most calls of fit.py draw nothing
 
-    hollow = met = dashed = False
+    hollow = later = dashed = False
     looks = zip(COLOURS * len(curves), MARKERS * len(curves))
     for place, ((label, law, (start, fitted_to, end), points, band), (colour, marker)) in enumerate(zip(curves, looks)):
         for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
@@ -67,8 +67,12 @@ def draw(ax, title, xlabel, ylabel, curves):
         ax.scatter(x[before], y[before], 12, "none", marker=marker, edgecolors=colour, lw=0.7, zorder=3)
         ax.scatter(x[ahead], y[ahead], 16, colour, marker="x", lw=0.9, zorder=3)
         ax.plot([], [], "-", marker=marker if len(x) else "", color=colour, ms=4, label=label)
-        hollow, met, dashed = hollow or before.any(), met or ahead.any(), dashed or end > fitted_to
-    keys = ((dashed, "--", "dashed: forecast"), (hollow, "o", "hollow: not fitted"), (met, "x", "crosses: met later"))
+        hollow, later, dashed = hollow or before.any(), later or ahead.any(), dashed or end > fitted_to
+    keys = (
+        (dashed, "--", "dashed line: median forecast"),
+        (hollow, "o", "hollow points: not fitted"),
+        (later, "x", "crosses: measured later"),
+    )
     for there, style, label in keys:
         if there:
             ax.plot([], [], style, color="black", mfc="none", ms=4, mew=0.7, label=label)

@@ -162,15 +162,15 @@ GRADERS = {
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(row["kind"] for row in ATTACKS if " " not in row["kind"]))
-def test_no_wrong_answer_that_a_rule_makes_is_paid(kind):
+def test_no_wrong_answer_that_a_rule_makes_gets_a_reward(kind):
     r = random.Random(kind)
-    paid = []
+    rewarded = []
     for row in of_kind(kind):
         for _ in range(9 if kind in GRADERS else 3):
             names = drawn(r)
             parts = [filled(row[part], names) for part in ("answer", "reference", "prompt") if part in row]
-            paid += [parts] if GRADERS.get(kind, verdict)(*parts) is True else []
-    assert paid == []
+            rewarded += [parts] if GRADERS.get(kind, verdict)(*parts) is True else []
+    assert rewarded == []
 
 
 # --- The question given back -----------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def too_stale():
     """Three runs of less than a minute each; in stale/k4/log.jsonl each `eval` line has a `pass_rate`:
 
     for k in 0 4 32; do
-      python exercises.py train --data tiny --virtual exact --loss cispo --lr 6e-4 --k $k --eval-every 8 --out stale/k$k
+      python exercises.py train --data tiny --virtual exact --lr 6e-4 --k $k --eval-every 8 --out stale/k$k
     done
 
     A run ends at the mean of its last five pass rates. Does one end below its best five in a row?

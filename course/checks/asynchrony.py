@@ -14,9 +14,9 @@ ASYNCHRONY = Chapter()
 RULES = ("pipeline", "ppo")
 
 
-def requests(issued, k, steps, prompts):
+def requests(issued, k, steps, per_step):
     """N(v), the number of requests issued by version v: a row per rule, a number per version."""
-    return [[issued(v, off_policy=rule, k=k, steps=steps, prompts=prompts) for v in range(steps)] for rule in RULES]
+    return [[issued(v, off_policy=rule, k=k, steps=steps, per_step=per_step) for v in range(steps)] for rule in RULES]
 
 
 def _batches(version, off_policy, k):
@@ -24,30 +24,30 @@ def _batches(version, off_policy, k):
     return k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k
 
 
-def requests_k_batches(version, off_policy, k, steps, prompts):
+def requests_k_batches(version, off_policy, k, steps, per_step):
     """issue k + v batches instead of k + 1 + v in a pipeline: with k = 0 nothing ever starts."""
-    return min(_batches(version, off_policy, k) - (off_policy == "pipeline"), steps) * prompts
+    return min(_batches(version, off_policy, k) - (off_policy == "pipeline"), steps) * per_step
 
 
-def requests_without_end(version, off_policy, k, steps, prompts):
+def requests_without_end(version, off_policy, k, steps, per_step):
     """forget the end of the run: requests are issued for steps that never come."""
-    return _batches(version, off_policy, k) * prompts
+    return _batches(version, off_policy, k) * per_step
 
 
-def requests_ppo_every_step(version, off_policy, k, steps, prompts):
+def requests_ppo_every_step(version, off_policy, k, steps, per_step):
     """let ppo issue requests in every step instead of once per phase, as a pipeline does."""
-    return min(k + 1 + version if off_policy == "pipeline" else version + k, steps) * prompts
+    return min(k + 1 + version if off_policy == "pipeline" else version + k, steps) * per_step
 
 
-def requests_in_batches(version, off_policy, k, steps, prompts):
+def requests_in_batches(version, off_policy, k, steps, per_step):
     """count batches instead of prompts."""
     return min(_batches(version, off_policy, k), steps)
 
 
-def requests_rules_swapped(version, off_policy, k, steps, prompts):
+def requests_rules_swapped(version, off_policy, k, steps, per_step):
     """mix up the two rules."""
     other = "ppo" if off_policy == "pipeline" else "pipeline"
-    return min(_batches(version, other, k), steps) * prompts
+    return min(_batches(version, other, k), steps) * per_step
 
 
 # k = 2, 5 steps of 10 prompts: pipeline 3, 4, 5, 5, 5 batches; ppo phases of 2, 2 and the last 1: 2, 2, 4, 4, 5.

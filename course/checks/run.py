@@ -206,7 +206,7 @@ RUN.measure(
 # --- six-steps -------------------------------------------------------------------------------------------------------
 
 
-SIX_STEPS = "--data tiny --virtual exact --loss cispo --k 0 --steps 6 --eval-every 6".split()
+SIX_STEPS = "--data tiny --virtual exact --k 0 --steps 6 --eval-every 6".split()
 
 
 def compared_runs():

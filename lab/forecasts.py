@@ -242,7 +242,7 @@ def main():
     parser.add_argument("--frontier", action="store_true", help="how many evaluations narrow A and the forecast")
     if parser.parse_args().frontier:
         frontier(main_runs, [(points, n // points) for n in (16384, 32768, 131072) for points in (16, 32)])
-        frontier(walking_runs, [(points, n) for points in (16, 24, 32) for n in (400, 1600)])
+        frontier(walking_runs, [(points, n) for points in (16, 32) for n in (400, 1600)])
     else:
         by_source([pair for folder in ("more", "post", "ours") for pair in table(DATA / folder)])
 

@@ -301,9 +301,7 @@ def flags():
     add("--where", action="append", default=[], metavar="NAME=VALUE", help="keep the rows with this value of a column")
     add("--decimal", choices=[".", ","], default=".", help="the decimal mark of the numbers (default: .)")
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI (--scale=-2:4)")
-    add(
-        "--cumulative", action="store_true", help="add up a compute that each row holds for itself, or that starts anew"
-    )
+    add("--cumulative", choices=("rows", "parts"), help="add up a compute of which each row, or part, holds its own")
     add("--completions", metavar="N", help="each reward is the mean of N, a number or column (default: completions)")
     add("--r0", type=float, metavar="R", help="reward at C = 0 (default: fitted)")
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")

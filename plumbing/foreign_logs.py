@@ -29,7 +29,6 @@ LEAST = 5  # points of a run
 MISSING = {None, "", "-", "None", "null", "NULL", "NA", "N/A", "n/a"}  # cells without a value
 SCALES = {None: (0.0, 1.0), "percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
 SHOWN = 60  # columns in a refusal
-TOTAL = 0.75  # a compute that rises from row to row in a larger share than this is a running total
 FORMS = (
     "expected JSON Lines, JSON with one list of objects, CSV or TSV; docs/forecasting.md, 'Other forms of logs', makes "
     "a CSV of a console, of Parquet and of Excel; then: --reward NAME --x NAME"
@@ -282,23 +281,21 @@ def check_compute(name, C):
         raise fit.BadInput(f"{got}; if it is a time of day, subtract that of the start; --x row counts the rows")
     if (np.diff(C) < 0).any():
         got = f"{name} falls while the steps go on, expected a running total"
-        raise fit.BadInput(f"{got}; --cumulative adds up its parts, or, if each row holds only its own, the rows")
+        ways = "--cumulative rows if each row holds its own, --cumulative parts if it starts anew after a restart"
+        raise fit.BadInput(f"{got}; {ways}")
     if 2 * len(set(C)) <= len(C) > 1:
         got = f"{name} has {len(set(C))} values in {len(C)} rows, expected one for each"
         raise fit.BadInput(f"{got}; if it is rounded, --x row counts the rows")
 
 
-def added_up(name, C):
-    """(the running total (n,) of a compute (n,), a note): of parts that each start anew, or of what each row holds."""
-    rises = np.diff(C) > 0
-    if rises.mean() <= TOTAL:
-        return np.cumsum(C), f"--cumulative: the sum of each row's own {name}"
-    if rises.all():
-        raise fit.BadInput(f"got --cumulative, but {name} is a running total; leave --cumulative out")
-    ended = np.append(0, np.where(rises, 0, C[:-1]))
-    return C + np.cumsum(
-        ended
-    ), f"--cumulative: the parts of {name}, which starts anew {(~rises).sum()} times, added up"
+def added_up(name, C, parts):
+    """The running total (n,) of a compute (n,): of "parts" that each start anew, or of what each of "rows" holds."""
+    falls = np.diff(C) < 0
+    if not falls.any() and (parts == "parts" or (np.diff(C) > 0).all()):
+        raise fit.BadInput(f"got --cumulative {parts}, but {name} is a running total; leave --cumulative out")
+    if parts == "rows":
+        return np.cumsum(C)
+    return C + np.cumsum(np.append(0, np.where(falls, C[:-1], 0)))
 
 
 def completions_of(rows, asked):
@@ -335,8 +332,8 @@ def one_run(rows, notes, name, compute, reward, scale, cumulative, completions):
     if cumulative:
         own = np.flatnonzero(np.isfinite(C + steps))
         own = own[led_on(steps[own])]
-        C[own], note = added_up(compute, C[own])
-        notes = [*notes, note]
+        C[own] = added_up(compute, C[own], cumulative)
+        notes = [*notes, f"--cumulative {cumulative}: {compute} is added up"]
     kept = there[led_on(steps[there])]
     counts = {
         f"without a number for {reward} or {compute}": len(rows) - len(there),
@@ -365,13 +362,13 @@ def evaluations(rows):
 
 
 def read_runs(
-    path, compute=None, reward=None, scale=None, cumulative=False, completions=None, conditions=(), decimal="."
+    path, compute=None, reward=None, scale=None, cumulative=None, completions=None, conditions=(), decimal="."
 ):
     """[fit.Run] from a file, or from log.jsonl in the folder of a run: one, or several if the file holds more.
 
     compute, reward  columns, see above; compute "row": rows are counted
     scale            see `ends`
-    cumulative       True: the compute is added up, see `added_up`
+    cumulative       "rows" or "parts": the compute is added up, see `added_up`
     completions      see `completions_of`
     conditions       see `where`
     decimal          "," if numbers are written with decimal commas

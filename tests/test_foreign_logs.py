@@ -86,7 +86,7 @@ REFUSED = [  # what is said, what a file holds, options
         table([(*row, 9 - row[0]) for row in ROWS], "step acc s"),
         {"compute": "s"},
     ),
-    ("is a running total", table(), {"cumulative": True}),
+    ("is a running total", table(), {"cumulative": "rows"}),
     ("no row has both x and acc", table([(c, "", r) for c, r in ROWS], "step x acc"), {"compute": "x"}),
     ("got --completions 0", table(), {"completions": "0"}),
     ("--x NAME are needed", table(), {"compute": None}),
@@ -141,9 +141,9 @@ def test_of_a_run_that_was_resumed_once_or_many_times_the_last_of_repeated_steps
 def test_a_compute_that_each_row_holds_for_itself_or_that_starts_anew_is_added_up_if_asked():
     rows = [(1, 30, ""), (2, 20, 0.2), (3, 40, ""), (4, 10, 0.3)]
     # 30 + 20 = 50 at step 2, 50 + 40 + 10 = 100 at step 4: rows without an evaluation cost compute too.
-    assert points(table(rows, "step s acc"), "s", cumulative=True) == [(50, 0.2), (100, 0.3)]
+    assert points(table(rows, "step s acc"), "s", cumulative="rows") == [(50, 0.2), (100, 0.3)]
     rows = zip(range(8), [1, 2, 3, 4, 5, 1, 2, 3], R)  # a total that starts anew after 5 hours
-    assert [*read(table(rows, "step h acc"), "h", cumulative=True).compute] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [*read(table(rows, "step h acc"), "h", cumulative="parts").compute] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(

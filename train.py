@@ -46,7 +46,7 @@ from pipeline import RolloutQueue, broadcasts
 from plumbing import build, checkpoints, evaluate, memory
 from plumbing.devices import alone, torchrun
 from plumbing.log import RunLog
-from plumbing.processes import Processes, launch, layout_of, lead, serve
+from plumbing.processes import Processes, launch, layout_of, run_generator, run_trainer
 from plumbing.virtual import InOneProcess
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
@@ -363,8 +363,10 @@ def main(args):
     processes = InOneProcess(args, generate) if args.virtual else Processes(args)
     with closing(processes):
         if processes.rank in processes.trainer_ranks:
-            return processes.end(lead(args, processes, partial(Trainer, processes=processes, prompts=prompts), train))
-        return processes.end(serve(args, processes, generate))
+            return processes.end(
+                run_trainer(args, processes, partial(Trainer, processes=processes, prompts=prompts), train)
+            )
+        return processes.end(run_generator(args, processes, generate))
 
 
 if __name__ == "__main__":

@@ -321,7 +321,7 @@ class Processes:
 # --- The lives of both roles, from start to end ----------------------------------------------------------------------
 
 
-def lead(args, processes, make, train):
+def run_trainer(args, processes, make, train):
     """A trainer rank's life. Returns why it ended.
 
     make   Settings -> its train.Trainer
@@ -332,31 +332,31 @@ def lead(args, processes, make, train):
     """
     began = time.perf_counter()
     heartbeat = processes.heartbeat
-    run = None
+    trainer = None
     try:
         args = processes.agree(args)
         with heartbeat.working():
-            run = make(args)
+            trainer = make(args)
         try:
-            reason = train(run, args)
+            reason = train(trainer, args)
             reason = heartbeat.stopped if heartbeat.failed else reason
         except Interrupted as end:
             reason = str(end)
             heartbeat.tick()  # raises Lost if a process died: then the launcher, not Ctrl-C, interrupted us
         heartbeat.needed &= {*processes.trainer_ranks}  # from here on generators may end
-        run.queue.stop(reason)
-        if run.decoder:
-            run.decoder.close()
-        run.checkpoint()
+        trainer.queue.stop(reason)
+        if trainer.decoder:
+            trainer.decoder.close()
+        trainer.checkpoint()
     except (OSError, RuntimeError, FloatingPointError) as error:
         reason = heartbeat.blame(error)
-    if run:
-        run.log.finish(reason, run.version, time.perf_counter() - began)
-        processes.reached = f"{run.version} of {args.steps}"
+    if trainer:
+        trainer.log.finish(reason, trainer.version, time.perf_counter() - began)
+        processes.reached = f"{trainer.version} of {args.steps}"
     return reason
 
 
-def serve(args, processes, generate):
+def run_generator(args, processes, generate):
     """A generator rank's life. Returns why it ended. generate: train.generate."""
     queue = RequestQueue(processes.store, *paces())
     pause = POLL

@@ -77,7 +77,7 @@ from verify.mathematics import (
 )
 from verify.programs import program
 from verify.spelling import after_equals, chosen, labelled, options, plain, unmarked
-from verify.vocabulary import lead
+from verify.vocabulary import behind_lead
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
 OWN = "the reward of --reward"  # how the reason begins if one's own function (user_reward.py) gives no verdict
@@ -220,8 +220,8 @@ def text(answer: str, reference: str, prompt: str = "") -> bool:
     answer = tagged(answer)
     lines, right = ([plain(line) for line in inner(side).splitlines() if plain(line)] for side in (answer, reference))
     last = inner(answer).strip().rpartition("\n")[2]
-    behind_lead = lead(last) or ""
-    if re.search("[:：]", last.removesuffix(behind_lead)) and [plain(behind_lead)] == right:
+    rest = behind_lead(last) or ""
+    if re.search("[:：]", last.removesuffix(rest)) and [plain(rest)] == right:
         return True
     return bool(right) and lines == right
 

@@ -30,8 +30,8 @@ from verify.vocabulary import (
     SCALED,
     SUBJECTS,
     TAIL,
+    behind_lead,
     currency,
-    lead,
     same_units,
     scaled,
     stands_in,
@@ -147,7 +147,7 @@ def final_formula(expression: str, known: str = "") -> str:
 
 def strip_lead(sentence: str, known: str = "") -> str:
     """The formula that a sentence states: what stands behind a lead, or behind its last is, are or equals; or all."""
-    rest = lead(sentence)
+    rest = behind_lead(sentence)
     rest = sentence if rest is None else end_taken_off(rest)
     asserted = "" if is_formula(rest, known) else predicate(rest, known)
     return asserted if is_formula(asserted, known) else rest

@@ -6,7 +6,7 @@ Test: pytest tests/test_graders.py
 import re
 from unicodedata import category, normalize
 
-from verify.vocabulary import BEFORE_LETTER, lead
+from verify.vocabulary import BEFORE_LETTER, behind_lead
 
 TYPE = re.compile(r"\\(?:text|math)(?:bf|it|rm|sf|tt|normal)?[ ]?\{([^{}]*)\}")
 
@@ -168,8 +168,8 @@ def without_lead(text: str) -> str:
     """A text without marks of type, a lead, "option" before a letter and "is correct" behind it."""
     bare = unmarked(normalize("NFKC", text)).replace("\\ ", " ")
     bare = unmarked(re.sub(r"[{}]|\*\*", "", bare)).strip(" *`\"'\n")
-    behind_lead = lead(bare)
-    bare = BEFORE_LETTER.sub("", bare if behind_lead is None else behind_lead, count=1).strip(" *`.\"'")
+    rest = behind_lead(bare)
+    bare = BEFORE_LETTER.sub("", bare if rest is None else rest, count=1).strip(" *`.\"'")
     return CORRECT.sub(r"\1", bare)
 
 

@@ -1,6 +1,6 @@
 """Closed lists: the words that are understood in an answer. Any other word makes it another answer.
 
-    lead(line) -> the line without "The answer is" and the like, in the languages of most model output
+    behind_lead(line) -> the line without "The answer is" and the like, in the languages of most model output
     units(text, known) -> "12 \\\\text{ cm}" as "12"; "3 \\\\text{ million}" as "3000000"; "12 below zero" as it is
 
 Every list is data: a language, a unit or a currency is added to its line. Test: pytest tests/test_graders.py
@@ -169,11 +169,11 @@ CURRENCY = re.compile(
 )
 
 
-def lead(line: str) -> str | None:
+def behind_lead(line: str) -> str | None:
     """What stands behind a lead of the list; None for a line that has none.
 
-    >>> lead("So the final answer is: 42"), lead("答案：42"), lead("=> 42"), lead("It is 42")
-    ('42', '42', '42', None)
+    >>> [behind_lead(line) for line in ("So the final answer is: 42", "答案：42", "=> 42", "It is 42")]
+    ['42', '42', '42', None]
     """
     rest = line
     while (lead_match := LEAD.match(rest)) and lead_match.end():  # Final answer: The final answer is 42

@@ -23,7 +23,7 @@ import traceback
 from pathlib import Path
 
 from course.checks.catalogue import EXERCISES
-from course.checks.claims import ANSWERS
+from course.checks.claims import ANSWERS, SHAPE
 from course.submission import definition, imported
 
 ROOT = Path(__file__).resolve().parents[1]  # of the project, or of a student's folder
@@ -226,6 +226,8 @@ def described(error, root):
         return f"{UNWRITTEN}{place}"
     if "does not require grad" in text:
         text = "it returned a result without a gradient; expected torch's own operations from logprobs to the result"
+    if "must match the size" in text or "equal size" in text:
+        text = f"{text}. {SHAPE}"
     calls = getattr(error, "__notes__", [])
     if calls and not frames:
         text = f"not what the docstring says: {text}"

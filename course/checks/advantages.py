@@ -37,6 +37,20 @@ def baseline_over_the_wrong_axis(rewards):
     return rewards - rewards.mean(0, keepdim=True)
 
 
+def _normalised(rewards, correction):
+    return (rewards - rewards.mean(-1, keepdim=True)) / rewards.std(-1, keepdim=True, correction=correction)
+
+
+def baseline_over_the_std(rewards):
+    """divide by the std as well, which is `normalise`'s task."""
+    return _normalised(rewards, 0)
+
+
+def baseline_over_the_sample_std(rewards):
+    """divide by the sample std as well: a std is `normalise`'s task."""
+    return _normalised(rewards, 1)
+
+
 # Means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2.
 ADVANTAGES.write(
     name="baseline",
@@ -57,6 +71,8 @@ ADVANTAGES.write(
         baseline_leave_one_out,
         baseline_subtracts_the_rewards,
         baseline_over_the_wrong_axis,
+        baseline_over_the_std,
+        baseline_over_the_sample_std,
     ),
 )
 
@@ -73,11 +89,6 @@ def normalise_sample_std(advantages, how):
     return advantages if how == "none" else advantages / (_spread(advantages, how) + 1e-6)
 
 
-def normalise_without_epsilon(advantages, how):
-    """leave out the 1e-6: a prompt with equal rewards becomes 0 / 0, which is nan."""
-    return advantages if how == "none" else advantages / _spread(advantages, how, correction=0)
-
-
 def normalise_variance(advantages, how):
     """divide by the variance instead of its square root, the std."""
     return advantages if how == "none" else advantages / (_spread(advantages, how, correction=0) ** 2 + 1e-6)
@@ -88,10 +99,9 @@ def normalise_batch_as_prompt(advantages, how):
     return advantages if how == "none" else advantages / (_spread(advantages, "prompt", correction=0) + 1e-6)
 
 
-def normalise_by_the_largest(advantages, how):
-    """divide by the largest advantage instead of the std."""
-    largest = advantages.abs().amax(-1, keepdim=True) if how == "prompt" else advantages.abs().max()
-    return advantages if how == "none" else advantages / (largest + 1e-6)
+def normalise_over_the_wrong_axis(advantages, how):
+    """take the std over the prompts instead of over the completions of a prompt."""
+    return advantages if how == "none" else advantages / (advantages.std(0, correction=0) + 1e-6)
 
 
 def normalised(normalise, advantages):
@@ -112,6 +122,7 @@ ADVANTAGES.write(
         "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
         "Divide by a population std plus the module's epsilon; the std is of the row or of everything.",
     ),
+    undefined="divide by the std alone: that of equal rewards is 0, and 0 / 0 is nan",
     says="over the std of the batch, of each prompt, or not at all; equal rewards stay 0",
     probe=normalised,
     inputs=(torch.tensor([[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]]),),
@@ -121,13 +132,7 @@ ADVANTAGES.write(
         [[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]],
     ],
     labels="batch, prompt, none",
-    mistakes=(
-        normalise_sample_std,
-        normalise_without_epsilon,
-        normalise_variance,
-        normalise_batch_as_prompt,
-        normalise_by_the_largest,
-    ),
+    mistakes=(normalise_sample_std, normalise_variance, normalise_batch_as_prompt, normalise_over_the_wrong_axis),
 )
 
 
@@ -174,12 +179,6 @@ ADVANTAGES.bug(
 # --- shaped-filter ---------------------------------------------------------------------------------------------------
 
 
-def filter_by_the_shaped_reward(groups, zero_variance_filter, normalisation):
-    """filter by the shaped reward: two right answers of different length look unequal, so the prompt is kept."""
-    known = torch.tensor([all(rollout.value is not None for rollout in group) for group in groups])
-    return known & torch.tensor([len({rollout.reward for rollout in group}) > 1 for group in groups]), None
-
-
 def kept_prompts(compute_advantages, rewards, values):
     """Of groups of rollouts; where the value is -1, the verifier failed."""
     pairs = [zip(*group) for group in zip(rewards.tolist(), values.tolist())]
@@ -206,7 +205,6 @@ ADVANTAGES.bug(
     ),
     expected=[False, True, True, False],
     labels="both right, right and wrong, graded 0.25 and 0.75, no verdict",
-    mistakes=(filter_by_the_shaped_reward,),
     bug=("kept = graded & nonzero_variance(correct) if", "kept = graded & nonzero_variance(rewards) if"),
     symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
 )
@@ -224,11 +222,19 @@ ADVANTAGES.predict(
         "All wrong has no gradient either.",
         "Independent answers, all of them right or all of them wrong.",
     ),
-    says="the share of prompts without a gradient at pass rate 1/2 with 4 completions, and at 0.9 with 16",
+    says="the share of prompts without a gradient at pass rate 1/2 with 4 completions, and at 0.9 with 16, to within 0.001",
     mistakes={
         "count only prompts whose answers are all right: where all are wrong there is no gradient either.": (
             0.5**4,
             0.9**16,
+        ),
+        "count only prompts whose answers are all wrong: where all are right there is no gradient either.": (
+            0.5**4,
+            0.1**16,
+        ),
+        "double the share of prompts that are always solved: always failed ones are as many only at 1/2.": (
+            2 * 0.5**4,
+            2 * 0.9**16,
         ),
         "take the pass rate itself for the share of prompts that are always solved.": (0.5, 0.9),
         "give the share that is kept instead of the share that is dropped.": (1 - 2 * 0.5**4, 1 - 0.9**16),

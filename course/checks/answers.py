@@ -50,7 +50,8 @@ def weights():
 def dropped():
     """A prompt that the policy solves with probability p gets G answers.
 
-    Returns the probability that the prompt has no gradient (Sec. 3.2), for p = 1/2, G = 4 and for p = 0.9, G = 16.
+    Returns the probability that the prompt has no gradient (Sec. 3.2), for p = 1/2, G = 4 and for p = 0.9, G = 16, to
+    within 0.001.
     """
     return tuple(p**G + (1 - p) ** G for p, G in ((0.5, 4), (0.9, 16)))
 

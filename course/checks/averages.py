@@ -40,6 +40,28 @@ def denominators_of_completions_as_prompts(lengths, prompt_index):
     return completions, completions, *tokens
 
 
+def denominators_of_all_completions(lengths, prompt_index):
+    """count all completions: those of length 0, truncated or filtered, carry no loss."""
+    return len(lengths), *_counts(lengths, prompt_index)[1:]
+
+
+def denominators_of_prompts_that_occur(lengths, prompt_index):
+    """count the prompts that occur: one all of whose completions have length 0 carries no loss."""
+    completions, _, *tokens = _counts(lengths, prompt_index)
+    return completions, len(prompt_index.unique()), *tokens
+
+
+def denominators_of_completions_per_prompt(lengths, prompt_index):
+    """count each prompt's completions instead of its tokens."""
+    return *_counts(lengths, prompt_index)[:3], torch.bincount(prompt_index)
+
+
+def denominators_without_gaps(lengths, prompt_index):
+    """list only the prompts that occur: every prompt after a gap moves to the wrong index."""
+    *counts, tokens_per_prompt = _counts(lengths, prompt_index)
+    return *counts, tokens_per_prompt[prompt_index.unique()]
+
+
 def denominators_of_kept_prompts_only(lengths, prompt_index):
     """list only the kept prompts: every prompt after a dropped one moves to the wrong index."""
     *counts, tokens_per_prompt = _counts(lengths, prompt_index)
@@ -52,8 +74,8 @@ def counted(count, lengths, prompt_index):
     return [completions, prompts, tokens, *tokens_per_prompt]
 
 
-# Prompt 1 was filtered, prompt 3 dropped, completions 1 and 5 truncated; left are completions 0, 4, 6, 7, prompts 0, 2,
-# 4 and 5 + 4 + 1 + 1 tokens.
+# Prompt 1 was filtered, prompts 3 and 4 dropped, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0,
+# 2, 5 and 5 + 2 + 4 + 1 + 1 tokens.
 AVERAGES.write(
     name="denominators",
     where="loss.py:global_denominators",
@@ -66,13 +88,17 @@ AVERAGES.write(
     ),
     says="completions, prompts, tokens that carry a loss; then the tokens of each prompt",
     probe=counted,
-    inputs=(torch.tensor([5, 0, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 4, 4])),
-    expected=[4, 3, 11, 5, 0, 4, 0, 2],
-    labels="completions, prompts, tokens, of prompt 0, of prompt 1, of prompt 2, of prompt 3, of prompt 4",
+    inputs=(torch.tensor([5, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 5, 5])),
+    expected=[5, 3, 13, 7, 0, 4, 0, 0, 2],
+    labels="completions, prompts, tokens, of prompt 0, of prompt 1, of prompt 2, of prompt 3, of prompt 4, of prompt 5",
     mistakes=(
         denominators_with_filtered_prompts,
         denominators_with_truncated_completions,
         denominators_of_completions_as_prompts,
+        denominators_of_all_completions,
+        denominators_of_prompts_that_occur,
+        denominators_of_completions_per_prompt,
+        denominators_without_gaps,
         denominators_of_kept_prompts_only,
     ),
 )
@@ -92,12 +118,6 @@ def average_over_completions(objective, mask, *_):
     return (objective.sum(-1) / mask.sum(-1)).mean()
 
 
-def average_with_injected_tokens_in_the_length(objective, mask, prompt_index, *_):
-    """divide by the whole length of the completions, the injected phrase included."""
-    lengths = (mask * torch.arange(1, mask.shape[-1] + 1)).amax(-1)  # the position after the last sampled token
-    return _prompt_average(objective, prompt_index, lengths)
-
-
 def average_divided_by_generations(objective, mask, prompt_index, *_):
     """divide a prompt's sum by its number of completions instead of tokens, so that length is rewarded."""
     return _prompt_average(objective, prompt_index, torch.ones_like(prompt_index))
@@ -114,26 +134,23 @@ def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
     return _share(objective, prompt_index, other[how], denominators, mask.sum(-1).clamp(min=1))
 
 
-def aggregate_without_dummies(objective, mask, prompt_index, how, denominators):
-    """divide by the length of every completion: a dummy, which has none, gives 0 / 0 = nan and spoils the step."""
-    return _share(objective, prompt_index, how, denominators, mask.sum(-1))
-
-
 def aggregate_of_the_micro_batch(objective, mask, prompt_index, how, denominators):
-    """average over what the micro-batch holds: such averages do not add up, and those of a dummy are 0 / 0 = nan."""
-    if how == "prompt":
-        return _share(objective, prompt_index, how, denominators, mask.sum(-1))
-    return average_over_tokens(objective, mask) if how == "token" else average_over_completions(objective, mask)
-
-
-def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
-    """take the denominators of each micro-batch and average the micro-batches, weighted by their completions."""
-    weight = len(mask) / denominators.completions * mask.any()
+    """average over what the micro-batch holds: such averages do not add up."""
     lengths = mask.sum(-1).clamp(min=1)
     if how == "prompt":
-        return weight * _prompt_average(objective, prompt_index, lengths)
+        return _prompt_average(objective, prompt_index, lengths)
     sums = objective.sum(-1)
-    return weight * ((sums / lengths).mean() if how == "sample" else sums.sum() / lengths.sum())
+    return (sums / lengths).mean() if how == "sample" else sums.sum() / lengths.sum()
+
+
+def aggregate_with_micro_batch_denominators(objective, mask, *rest):
+    """take the denominators of each micro-batch and average the micro-batches, weighted by their completions."""
+    return len(mask) / rest[-1].completions * mask.any() * aggregate_of_the_micro_batch(objective, mask, *rest)
+
+
+def aggregate_mean_of_completions(objective, mask, prompt_index, how, denominators):
+    """take the mean over the completions: what they are divided by is in the denominators, so they are added."""
+    return _share(objective, prompt_index, how, denominators, mask.sum(-1).clamp(min=1)) / len(mask)
 
 
 def _share(objective, prompt_index, how, denominators, lengths):
@@ -179,12 +196,7 @@ PROMPT_AVERAGE = Claim(
     probe=prompt_average,
     inputs=BATCH,
     expected=3.7,
-    mistakes=(
-        average_over_tokens,
-        average_over_completions,
-        average_with_injected_tokens_in_the_length,
-        average_divided_by_generations,
-    ),
+    mistakes=(average_over_tokens, average_over_completions, average_divided_by_generations),
 )
 
 
@@ -199,10 +211,12 @@ MICRO_BATCHES = Claim(
     mistakes=(
         aggregate_always_prompt,
         aggregate_names_swapped,
-        aggregate_without_dummies,
         aggregate_of_the_micro_batch,
         aggregate_with_micro_batch_denominators,
+        aggregate_mean_of_completions,
     ),
+    undefined="divide by a length without sampled tokens, as that of a dummy, or average what a micro-batch holds: "
+    "0 / 0 is nan",
 )
 
 

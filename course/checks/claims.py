@@ -1,8 +1,8 @@
 """A claim: an input, the right result on it worked out by hand, and known mistakes, each with a different result.
 
-`claim.check(implementation)` passes, or says what was expected, what the implementation gave, and which known mistake
-gives exactly that. The docstring of every wrong answer completes "This is what you get when you ...". Wrong answers
-share no code with the project, so that a bug in the project cannot change which mistakes are recognised.
+`claim.problem(yours, expected)` is "", or says what was expected, what the implementation gave, and which known mistake
+gives that, or a row of it. The docstring of every wrong answer completes "This is what you get when you ...". Wrong
+answers share no code with the project, so that a bug in the project cannot change which mistakes are recognised.
 
 submission.py turns every result into a list of floats, the vector, and only vectors are compared.
 
@@ -20,6 +20,9 @@ from course.submission import HEAD, answer, encode, shown
 
 # The hand numbers are exact; fp32 exp(log(x)) and sums of a few terms are off by about 1e-7.
 RTOL, ATOL = 1e-5, 1e-6
+# In the message of an exception: the arithmetic had no result
+UNDEFINED = "ZeroDivision", "Overflow", "math domain", "positive input", "complex"
+SHAPE = "A tensor has another shape than is asked for: keepdim=True or [:, None] keeps or adds a dimension."
 ANSWERS = "answers.py"  # holds the functions of predict and measure; its original lies in course/checks/
 
 
@@ -61,6 +64,7 @@ class Claim(NamedTuple):
     mistakes: tuple = ()  # wrong implementations; no two give the same numbers
     atol: float = ATOL
     labels: str = ""  # what the numbers are, or the rows, in order: "forecast, measured"
+    undefined: str = ""  # what leads to a nan, or to arithmetic without a result: "divide by C = 0"
 
     def vector(self, implementation):
         return answer(self.probe, implementation, self.inputs)
@@ -69,14 +73,8 @@ class Claim(NamedTuple):
         """The expected vector, worked out by hand or what the original gives."""
         return self.vector(original) if self.expected is None else encode(self.expected)
 
-    def check(self, implementation):
-        """Raise AssertionError, naming the mistake if it is known, unless kind, shape and numbers are right."""
-        __tracebackhide__ = True
-        if problem := self.problem(self.vector(implementation), self.right(implementation)):
-            raise AssertionError(problem)
-
     def problem(self, yours, expected, tell=True):
-        """The message of a failed claim: the claim, numbers and shapes, expected and yours, the mistake; "" if right.
+        """The message of a failed claim: the claim, numbers and shapes, expected and yours, the causes; "" if right.
 
         yours  vector, or a text that says why there is none
         tell   whether the message shows the expected numbers
@@ -85,16 +83,63 @@ class Claim(NamedTuple):
         if tell:
             lines.append(f"  expected {self.told(expected)}")
         if isinstance(yours, str):
-            return "\n".join([*lines, f"  yours    {yours}"])
-        if self.same(yours, expected) and all(map(math.isfinite, yours)):
-            return ""
-        lines.append(f"  yours    {self.told(yours)}")
-        if yours[1:] == expected[1:]:
-            lines[-1] += f", but {('floats', 'integers', 'True and False')[int(yours[0])]}"
-        # A nan beside right numbers has too many causes to be sure of one.
-        sure = not self.same([y if x != x else x for x, y in zip(yours, expected)], expected)
-        known = [mistake for mistake in self.mistakes if self.same(self.vector(mistake), yours)]
-        return "\n".join(lines + [f"  {self.named(mistake, sure)}" for mistake in known])
+            lines.append(f"  yours    {yours}")
+            undefined = any(word in yours for word in UNDEFINED)
+        else:
+            if self.same(yours, expected) and all(map(math.isfinite, yours)):
+                return ""
+            lines.append(f"  yours    {self.told(yours)}")
+            if yours[1:] == expected[1:]:
+                lines[-1] += f", but {('floats', 'integers', 'True and False')[int(yours[0])]}"
+            undefined = any(map(math.isnan, yours))
+            lines += [f"  {cause}" for cause in self.causes(yours, expected, tell)]
+        if undefined and self.undefined:
+            lines.append(f"  The likely cause is that you {self.undefined}.")
+        return "\n".join(lines)
+
+    def causes(self, yours, expected, tell):
+        """What a wrong vector comes from, in sentences; [] if nothing is known."""
+
+        def filled(vector):
+            """A nan hides what else is wrong, so it counts as right here."""
+            alike = vector[1:HEAD] == expected[1:HEAD]
+            return [y if x != x else x for x, y in zip(vector, expected)] if alike else vector
+
+        yours = filled(yours)
+        with np.errstate(all="ignore"):
+            known = {self.named(mistake): filled(self.vector(mistake)) for mistake in self.mistakes}
+        comparable = yours[1:HEAD] == expected[1:HEAD]
+        if comparable and self.near(yours[1:], expected[1:]):
+            return []
+        if whole := [text for text, vector in known.items() if self.same(vector, yours)]:
+            return whole
+        if not comparable:
+            return [SHAPE]
+        return (self.by_row(known, yours, expected) or self.by_factor(yours, expected)) if tell else []
+
+    def by_row(self, known, yours, expected):
+        """The mistakes that give most of the wrong rows; rows are what the labels name."""
+        rows = [self.rows(vector) for vector in (yours, expected)]
+        agree = {
+            text: sum(self.near(x, y) and not self.near(y, z) for x, y, z in zip(self.rows(vector), *rows))
+            for text, vector in known.items()
+            if len(vector) == len(yours)
+        }
+        return [f"In a part: {text}" for text, count in agree.items() if 0 < count == max(agree.values())]
+
+    def by_factor(self, yours, expected):
+        """That all numbers are n times what they should be, or an n-th of it."""
+        yours, expected = np.array(yours[HEAD:]), np.array(expected[HEAD:])
+        factor = next((y / x for x, y in zip(expected, yours) if x and math.isfinite(y)), 0)
+        if not factor or not self.near(yours, factor * expected):
+            return []
+        if min(abs(n - round(n)) for n in (factor, 1 / factor)) > 1e-4:
+            return []
+        return [f"That is {factor:.4g} times what is expected: a sum in place of a mean, or a mean in place of a sum?"]
+
+    def rows(self, vector):
+        """The numbers of a vector, a list for each label."""
+        return np.reshape(vector[HEAD:], (self.labels.count(",") + 1, -1))
 
     def told(self, vector):
         """All values and the shape in one line, four significant digits, with the labels if their number fits."""
@@ -108,16 +153,14 @@ class Claim(NamedTuple):
 
     def same(self, a, b):
         """Equal in kind, shape and, up to rounding, numbers; nan equals nan (a mistake may give it), inf inf."""
-        if len(a) != len(b) or a[:HEAD] != b[:HEAD]:
-            return False
-        return all(
-            x == y or abs(x - y) <= self.atol + RTOL * abs(y) < math.inf or x != x and y != y for x, y in zip(a, b)
-        )
+        return a[:HEAD] == b[:HEAD] and self.near(a, b)
+
+    def near(self, a, b):
+        return np.allclose(a, b, rtol=RTOL, atol=self.atol, equal_nan=True)
 
     @staticmethod
-    def named(mistake, sure=True):
-        lead = "This is what you get when" if sure else "A nan has several causes; one is that"
-        return f"{lead} you {' '.join(mistake.__doc__.split())}"
+    def named(mistake):
+        return f"This is what you get when you {' '.join(mistake.__doc__.split())}"
 
 
 # --- Exercises --------

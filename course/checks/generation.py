@@ -45,6 +45,11 @@ def sample_a_rank(log_pi, uniforms):
     return _above(_cdf(log_pi.sort(-1, descending=True).values), uniforms)
 
 
+def sample_the_last_at_the_end(log_pi, uniforms):
+    """take the last token where rounding keeps all sums below u: its probability may be 0."""
+    return sample_past_the_end(log_pi, uniforms).clamp(max=log_pi.shape[-1] - 1)
+
+
 def sample_past_the_end(log_pi, uniforms):
     """forget that rounding may keep the last running sum below u: then there is no such token."""
     return _above(_cdf(log_pi), uniforms)
@@ -80,6 +85,7 @@ GENERATION.write(
         sample_without_running_sum,
         sample_a_rank,
         sample_past_the_end,
+        sample_the_last_at_the_end,
         sample_none_is_the_first,
     ),
 )

@@ -45,6 +45,11 @@ def sigmoid_B_in_front(C, A, B, C_mid, R_0):
     return R_0 + (A - R_0) / (1 + B * (C_mid / C))
 
 
+def sigmoid_of_C(C, A, B, C_mid, R_0):
+    """take the logistic function of C: Eq. 1 is one of log C."""
+    return R_0 + (A - R_0) / (1 + math.exp(-B * (C - C_mid)))
+
+
 def sigmoid_power_law(C, A, B, C_mid, R_0):
     """use the power law of A.4, which agrees with Eq. 1 only far above C_mid."""
     return A - (A - R_0) * (C_mid / C) ** B
@@ -63,12 +68,19 @@ SIGMOID = Claim(
         sigmoid_without_R_0,
         sigmoid_gain_is_A,
         sigmoid_B_in_front,
+        sigmoid_of_C,
         sigmoid_power_law,
     ),
 )
 
 
-START = Claim(says="R_0 at C = 0", probe=ON_CURVE, inputs=([0.0],), expected=[0.2])
+START = Claim(
+    says="R_0 at C = 0",
+    probe=ON_CURVE,
+    inputs=([0.0],),
+    expected=[0.2],
+    undefined="divide by C, or take its logarithm, where C is 0: there the share of the gain is 0",
+)
 
 
 LAW.write(
@@ -143,8 +155,7 @@ def _share(law, R):
 
 def needed_inverted(law, R):
     """turn the odds round: a higher pass rate would need less compute."""
-    share = _share(law, R)
-    return law.C_mid * (1 / share - 1) ** (1 / law.B) if share else 1e9
+    return law.C_mid * ((law.A - R) / (R - law.R_0)) ** (1 / law.B)
 
 
 def needed_without_root(law, R):
@@ -159,15 +170,16 @@ def needed_of_the_asymptote(law, R):
     return law.C_mid * (share / (1 - share)) ** (1 / law.B)
 
 
-def needed_without_clip(law, R):
-    """leave out the clip: below R_0 the share is negative, and a root of it no number."""
+def needed_to_the_power(law, R):
+    """raise the odds to the power B instead of 1 / B."""
     share = _share(law, R)
-    return law.C_mid * (share / (1 - share)) ** (1 / law.B) if share else math.nan
+    return law.C_mid * (share / (1 - share)) ** law.B
 
 
-def needed_linear(law, R):
-    """read the curve as a straight line through C_mid at the half-gain point."""
-    return law.C_mid * 2 * _share(law, R)
+def needed_of_A(law, R):
+    """divide by A instead of the gain A - R_0."""
+    share = (R - law.R_0) / law.A
+    return law.C_mid * (share / (1 - share)) ** (1 / law.B)
 
 
 # The three points of SIGMOID, and a pass rate below R_0, which needs no compute.
@@ -181,12 +193,13 @@ LAW.write(
         "Below R_0 nothing is needed, at A none is enough: clip the share to [0, 1], then the logit gives both.",
         "C_mid times the exponential of the share's logit over B.",
     ),
+    undefined="leave out the clip: below R_0 the share of the gain is negative, so its root or logarithm is no number",
     says="Eq. 1 solved for C: 10, 30, 90, and 0 where the pass rate is below R_0",
     probe=needed,
     inputs=([0.25, 0.45, 0.65, 0.1],),
     expected=[10.0, 30.0, 90.0, 0.0],
     labels="R = 0.25, 0.45, 0.65, 0.1",
-    mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_without_clip, needed_linear),
+    mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_to_the_power, needed_of_A),
 )
 
 
@@ -205,13 +218,6 @@ def end_of_run(forecast, C, R):
     return [row["C"], row["forecast"], row["measured"], row["error"]]
 
 
-def forecast_of_the_last_point(law, last=1):
-    """forecast the last point but measure the mean of several: on a rising curve every forecast looks too high."""
-    C = float(law.run.compute[-1])
-    measured = float(law.run.reward[-last:].mean())
-    return {"C": C, "forecast": C / 100, "measured": measured, "error": C / 100 - measured}
-
-
 # The last two evaluations: C = 30 and 40, mean 35; R = 0.3 and 0.4, mean 0.35, which is the law at 35.
 LAW.bug(
     name="forecast-error",
@@ -228,7 +234,6 @@ LAW.bug(
     inputs=([10.0, 20.0, 30.0, 40.0], [0.1, 0.2, 0.3, 0.4]),
     expected=[35.0, 0.35, 0.35, 0.0],
     labels="C, forecast, measured, error",
-    mistakes=(forecast_of_the_last_point,),
     bug=("law.run.compute[-last:].mean()", "law.run.compute[-1]"),
     symptom="Forecasts of the mean of the last evaluations come out too high, even of points that lie on the law.",
 )

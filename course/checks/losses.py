@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from course.checks.claims import Chapter
+from course.checks.claims import Chapter, Claim
 
 LOSSES = Chapter()
 
@@ -19,11 +19,6 @@ LOSSES = Chapter()
 def ratio_inverted(logprobs, gen_logprobs, mask):
     """divide pi_gen by pi_train instead of pi_train by pi_gen."""
     return _ratio(gen_logprobs, logprobs, mask)
-
-
-def ratio_recomputed(logprobs, gen_logprobs, mask):
-    """divide pi_train by itself: the ratio is 1 everywhere, as if nothing were ever off-policy."""
-    return _ratio(logprobs, logprobs, mask)
 
 
 def ratio_of_logarithms(logprobs, gen_logprobs, mask):
@@ -41,9 +36,9 @@ def ratio_zero_outside_the_mask(logprobs, gen_logprobs, mask):
     return _fill(_ratio(logprobs, gen_logprobs, mask), mask)
 
 
-def ratio_masked_too_late(logprobs, gen_logprobs, mask):
-    """apply the mask after the exponential: the value is right, but the gradient at a masked nan is 0 * nan = nan."""
-    return torch.where(mask, (logprobs - gen_logprobs).exp(), 1.0)
+MASKED_LATE = (  # padding is nan
+    "leave out the mask, or use it last: nan * 0 is nan, in a gradient too; fill masked positions before any arithmetic"
+)
 
 
 # Right pieces that the wrong answers share, written once more so that nothing of loss.py is used
@@ -96,18 +91,12 @@ LOSSES.write(
         "A ratio of probabilities is the exponential of a difference of logarithms. A helper in the same file "
         "takes that difference and leaves 0 where the mask is False.",
     ),
+    undefined=MASKED_LATE,
     says="pi_train over pi_gen, and 1, with the gradient 0, where nothing was sampled",
     probe=ratio_and_gradient,
     inputs=CISPO_INPUT,
     expected=[[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]],
-    mistakes=(
-        ratio_inverted,
-        ratio_recomputed,
-        ratio_of_logarithms,
-        ratio_without_mask,
-        ratio_zero_outside_the_mask,
-        ratio_masked_too_late,
-    ),
+    mistakes=(ratio_inverted, ratio_of_logarithms, ratio_without_mask, ratio_zero_outside_the_mask),
 )
 
 
@@ -124,9 +113,9 @@ def cispo_cap_is_one_plus_eps(*batch, eps_max):
     return _capped(*batch, cap=1 + eps_max)
 
 
-def cispo_cap_below_one(*batch, eps_max):
-    """cap the ratio at 0.2 (the half-width of a clip, not a cap): on-policy tokens lose 4/5 of their weight."""
-    return _capped(*batch, cap=0.2)
+def cispo_without_cap(*batch, eps_max):
+    """leave out the cap: a single token that became much likelier outweighs all others."""
+    return _capped(*batch, cap=math.inf)
 
 
 def cispo_ratio_recomputed(logprobs, gen_logprobs, *rest, eps_max):
@@ -147,6 +136,11 @@ def cispo_min_after_the_advantage(logprobs, gen_logprobs, advantages, mask, eps_
     return _fill(torch.minimum(ratio * advantages, eps_max * advantages) * _fill(logprobs, mask), mask)
 
 
+def cispo_ratio_alone(logprobs, gen_logprobs, advantages, mask, eps_max):
+    """leave out log pi_train and let the gradient through the capped ratio, as PPO does."""
+    return _fill(_ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max) * advantages[:, None], mask)
+
+
 def cispo_drops_capped_tokens(logprobs, gen_logprobs, advantages, mask, eps_max):
     """drop tokens above the cap, as a clip does, whereas CISPO keeps them with the weight eps_max."""
     ratio = _ratio(logprobs, gen_logprobs, mask).detach()
@@ -161,17 +155,6 @@ def cispo_to_be_minimised(*batch, eps_max):
 def cispo_injected_tokens_counted(logprobs, gen_logprobs, advantages, mask, eps_max):
     """count every finite position: the phrase injected by an interruption is trained as if it had been sampled."""
     return _capped(logprobs, gen_logprobs, advantages, logprobs.isfinite() & gen_logprobs.isfinite(), cap=eps_max)
-
-
-def cispo_without_mask(logprobs, gen_logprobs, advantages, mask, eps_max):
-    """leave the mask to the ratio: log pi_train of padding is nan, and injected tokens are trained with weight 1."""
-    return _ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max).detach() * advantages[:, None] * logprobs
-
-
-def cispo_mask_multiplied(logprobs, gen_logprobs, advantages, mask, eps_max):
-    """multiply by the mask at the end: 0 * inf and 0 * nan are nan, so padding must be filled before any arithmetic."""
-    ratio = (logprobs - gen_logprobs).exp().clamp(max=eps_max).detach()
-    return ratio * advantages[:, None] * logprobs * mask
 
 
 def _capped(logprobs, gen_logprobs, advantages, mask, cap):
@@ -208,6 +191,7 @@ LOSSES.write(
         "hold nan: fill them before any product.",
         "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask.",
     ),
+    undefined=MASKED_LATE,
     says="the capped ratio times the advantage times log pi_train; then its gradient, without that factor",
     probe=partial(value_and_gradient, eps_max=4.0),
     inputs=CISPO_INPUT,
@@ -219,15 +203,14 @@ LOSSES.write(
     mistakes=(
         cispo_without_stop_gradient,
         cispo_cap_is_one_plus_eps,
-        cispo_cap_below_one,
+        cispo_without_cap,
         cispo_ratio_recomputed,
         cispo_ratio_inverted,
         cispo_min_after_the_advantage,
+        cispo_ratio_alone,
         cispo_drops_capped_tokens,
         cispo_to_be_minimised,
         cispo_injected_tokens_counted,
-        cispo_without_mask,
-        cispo_mask_multiplied,
     ),
 )
 
@@ -235,11 +218,10 @@ LOSSES.write(
 # --- clip ------------------------------------------------------------------------------------------------------------
 
 
-def clip_max_for_negative_advantages(ratio, advantages, mask, eps_low, eps_high):
-    """take the max instead of the min where A < 0: tokens with a ratio above the clip lose their gradient."""
+def clip_max(ratio, advantages, mask, eps_low, eps_high):
+    """take the max instead of the min: a bad token that became likelier has no gradient."""
     advantages = advantages[:, None]
-    free, bound = ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
-    return _fill(torch.where(advantages < 0, torch.maximum(free, bound), torch.minimum(free, bound)), mask)
+    return _fill(torch.maximum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages), mask)
 
 
 def clip_without_min(ratio, advantages, mask, eps_low, eps_high):
@@ -306,13 +288,7 @@ LOSSES.write(
     inputs=CLIP_INPUT,
     expected=CLIPPED,
     labels="objective, gradient",
-    mistakes=(
-        clip_max_for_negative_advantages,
-        clip_without_min,
-        clip_without_mask,
-        clip_half_widths_swapped,
-        clip_upper_half_width_ignored,
-    ),
+    mistakes=(clip_max, clip_without_min, clip_without_mask, clip_half_widths_swapped, clip_upper_half_width_ignored),
 )
 
 
@@ -324,10 +300,19 @@ def sequence_ratio_without_root(logprobs, gen_logprobs, mask):
     return _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True)
 
 
+def sequence_ratio_as_product(logprobs, gen_logprobs, mask):
+    """multiply the ratios: 400 factors over- or underflow, whatever the root, so add logarithms, then exponentiate."""
+    return _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True)
+
+
+def sequence_ratio_without_exponential(logprobs, gen_logprobs, mask):
+    """forget the exponential: the mean of the logarithms is the ratio's logarithm."""
+    return _ratio(logprobs, gen_logprobs, mask).log().sum(-1, keepdim=True) / _length(mask)
+
+
 def sequence_ratio_arithmetic(logprobs, gen_logprobs, mask):
     """average the token ratios instead of their logarithms (the arithmetic mean instead of the geometric one)."""
-    total = _fill(_ratio(logprobs, gen_logprobs, mask), mask).sum(-1, keepdim=True)
-    return torch.where(mask.any(-1, keepdim=True), total / _length(mask), 1.0)
+    return _fill(_ratio(logprobs, gen_logprobs, mask), mask).sum(-1, keepdim=True) / _length(mask)
 
 
 def sequence_ratio_over_the_whole_width(logprobs, gen_logprobs, mask):
@@ -350,6 +335,37 @@ def ratio_of_tokens(ratio, logprobs, gen_logprobs, _, mask):
 
 
 # sqrt(4 * 1) = 2, sqrt(1/4 * 1) = 1/2; the last completion is truncated, so its mask is False everywhere.
+GEOMETRIC_MEAN = Claim(
+    says="the geometric mean over the sampled tokens, and 1 where there are none",
+    probe=ratio_of_tokens,
+    inputs=inputs(
+        [[1 / 2, 1 / 4, 1 / 2, NAN], [1 / 8, 1 / 4, 1 / 2, NAN], [1 / 2, 1 / 4, 1 / 2, NAN]],
+        [[1 / 8, 1.0, 1 / 2, 0.0], [1 / 2, 1.0, 1 / 2, 0.0], [1 / 8, 1.0, 1 / 2, 0.0]],
+        [1.0, 1.0, 1.0],
+        ["1010", "1010", "0000"],
+    ),
+    expected=[[2.0], [0.5], [1.0]],
+    labels="ratios 4 and 1, 1/4 and 1, none",
+    mistakes=(
+        sequence_ratio_without_root,
+        sequence_ratio_without_exponential,
+        sequence_ratio_arithmetic,
+        sequence_ratio_over_the_whole_width,
+        sequence_ratio_inverted,
+    ),
+    undefined="let masked tokens in, which are nan, or divide by the length of a completion without sampled tokens",
+)
+
+
+LONG = Claim(
+    says="1/8 for 400 tokens of ratio 1/8",
+    probe=ratio_of_tokens,
+    inputs=inputs([[1 / 16] * 400], [[1 / 2] * 400], [1.0], ["1" * 400]),
+    expected=[[1 / 8]],
+    mistakes=(sequence_ratio_as_product,),
+)
+
+
 LOSSES.write(
     name="gspo",
     where="loss.py:sequence_ratio",
@@ -360,21 +376,7 @@ LOSSES.write(
         "The length is that of the sampled tokens; a completion without any must not divide by 0.",
         "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting.",
     ),
-    says="the geometric mean over the sampled tokens, and 1 where there are none",
-    probe=ratio_of_tokens,
-    inputs=inputs(
-        [[1 / 2, 1 / 4, 1 / 2, NAN], [1 / 8, 1 / 4, 1 / 2, NAN], [1 / 2, 1 / 4, 1 / 2, NAN]],
-        [[1 / 8, 1.0, 1 / 2, 0.0], [1 / 2, 1.0, 1 / 2, 0.0], [1 / 8, 1.0, 1 / 2, 0.0]],
-        [1.0, 1.0, 1.0],
-        ["1010", "1010", "0000"],
-    ),
-    expected=[[2.0], [0.5], [1.0]],
-    mistakes=(
-        sequence_ratio_without_root,
-        sequence_ratio_arithmetic,
-        sequence_ratio_over_the_whole_width,
-        sequence_ratio_inverted,
-    ),
+    claims=(GEOMETRIC_MEAN, LONG),
 )
 
 

@@ -5,6 +5,7 @@ import math
 import torch
 
 from course.checks.claims import Chapter
+from course.checks.losses import MASKED_LATE, NAN
 
 PRECISION = Chapter()
 
@@ -110,12 +111,7 @@ def mismatch_size_in_tokens(logprobs, gen_logprobs, mask, **bounds):
     return sizes | {"effective_sample_size": sizes["effective_sample_size"] * mask.sum()}
 
 
-def mismatch_of_all(logprobs, gen_logprobs, mask, **bounds):
-    """average over all tokens, injected ones too."""
-    return _apart((logprobs - gen_logprobs).flatten(), **bounds)
-
-
-# Ratios 2, 4 and 1/2; the last token was injected. Mean |log rho| = ln 2 (1 + 2 + 1) / 3. k3 is the mean of
+# Ratios 2, 4 and 1/2; the last position is padding. Mean |log rho| = ln 2 (1 + 2 + 1) / 3. k3 is the mean of
 # rho - 1 - log rho = 1 - ln 2, 3 - 2 ln 2, -1/2 + ln 2, so (3.5 - 2 ln 2) / 3. Clipped: 4 and 1/2 lie outside [0.8, 3].
 # Effective sample size: (2 + 4 + 1/2)^2 / (4 + 16 + 1/4) / 3.
 PRECISION.write(
@@ -132,7 +128,7 @@ PRECISION.write(
     says="mean |log rho|, k3, clipped share, effective sample size of the ratios 2, 4, 1/2",
     probe=apart,
     inputs=(
-        torch.tensor([[2.0, 4.0, 0.5, 16.0]]).log(),
+        torch.tensor([[2.0, 4.0, 0.5, NAN]]).log(),
         torch.zeros(1, 4),
         torch.tensor([[True, True, True, False]]),
         0.8,
@@ -140,7 +136,8 @@ PRECISION.write(
     ),
     expected=[4 * math.log(2) / 3, (3.5 - 2 * math.log(2)) / 3, 2 / 3, 6.5**2 / 20.25 / 3],
     labels=SIZES,
-    mistakes=(mismatch_reversed, mismatch_k1, mismatch_k2, mismatch_size_in_tokens, mismatch_of_all),
+    undefined=MASKED_LATE,
+    mistakes=(mismatch_reversed, mismatch_k1, mismatch_k2, mismatch_size_in_tokens),
 )
 
 

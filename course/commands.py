@@ -93,18 +93,39 @@ def is_given(exercise):
 
 
 def following(name=""):
-    """Describe the first exercise that is not done, of the chapter with this number or of all, or the exercise `name`;
-    and say what its check finds if it was begun.
+    """Describe the first exercise that is not done, of the chapter with this number, or the exercise `name`; without a
+    name of all, from the student's chapter on. Say what its check finds if it was begun.
     """
-    chapter = next((exercises for title, exercises in CHAPTERS.items() if title.startswith(f"{name}.")), None)
-    asked = [find(name)] if name and not chapter else chapter or EXERCISES
-    exercise, problems = upcoming(asked)
+    numbers = [title.partition(".")[0] for title in CHAPTERS]
+    chapters = [*CHAPTERS.values()]
+    asked = chapters[numbers.index(name)] if name in numbers else [find(name)] if name else []
+    if asked:
+        place().write_text(asked[0].name)
+    here = next(n for n, chapter in enumerate(chapters) if current() in chapter)
+    exercise, problems = upcoming(asked or sum(chapters[here:] + chapters[:here], []))
     if exercise:
         return "\n\n".join([described(exercise), *(problems or [])])
     if not name:
         return "All exercises are done. Now plain `torchrun train.py` runs with your functions."
-    then, _ = upcoming(chapter or next(exercises for exercises in CHAPTERS.values() if asked[0] in exercises))
-    return f"{name}: solved. {f'Next: {then.name}' if then else 'The chapter is done: python exercises.py next'}"
+    then, _ = upcoming(chapters[here])
+    return f"{name}: solved. {f'Next: {titled(then)}' if then else 'The chapter is done: python exercises.py next'}"
+
+
+def place():
+    """The file with the name of the exercise, or of the first one of the chapter, that was last asked for or solved."""
+    return HIDDEN / "place"
+
+
+def current():
+    """The exercise at which the student is: the one last asked for, or else the last one that was begun."""
+    if place().exists():
+        return find(place().read_text())
+    return next((x for x in reversed(EXERCISES) if checker.begun(x, ROOT)), EXERCISES[0])
+
+
+def titled(exercise):
+    """An exercise with the definition that it is about: "baseline (loss.py:group_advantages)"."""
+    return f"{exercise.name} ({exercise.where})"
 
 
 def described(exercise):
@@ -134,6 +155,7 @@ def solve(exercise):
 
     If the definition cannot be found in the file, everything else in it goes back to what `start` left.
     """
+    place().write_text(exercise.name)
     path = ROOT / exercise.file
     original = checker.original_text(exercise.file, ROOT)
     message = f"{exercise.name} now has the original's code"
@@ -190,7 +212,7 @@ def main():
         "folder", type=lambda text: Path(text).expanduser().resolve()
     )
     more = commands.add_parser("next", help="what to do and why")
-    more.add_argument("name", nargs="?", help="an exercise, or a chapter by its number, instead of all")
+    more.add_argument("name", nargs="?", default="", help="an exercise, or a chapter by its number, instead of all")
     commands.add_parser("list", help="all exercises, and how far you are")
     hint = commands.add_parser("hint", help="the pitfall (1), the idea in words (2)")
     hint.add_argument("name")
@@ -210,7 +232,7 @@ def main():
         "next": lambda: following(args.name),
         "list": listed,
         "pack": pack,
-        "hint": lambda: find(args.name).hints[args.number],
+        "hint": lambda: f"{titled(find(args.name))}: {find(args.name).hints[args.number]}",
         "solve": lambda: "\n".join(map(solve, [find(name) for name in args.names])),
     }
     try:

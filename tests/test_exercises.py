@@ -125,7 +125,8 @@ def student(started, monkeypatch):
     monkeypatch.setattr(commands, "ROOT", started)
     monkeypatch.setattr(commands, "HIDDEN", started / checker.HIDDEN)
     shutil.rmtree(started / checker.HIDDEN / "kept", ignore_errors=True)
-    (started / "helped.py").unlink(missing_ok=True)
+    for file in ("helped.py", f"{checker.HIDDEN}/place"):
+        (started / file).unlink(missing_ok=True)
     for file in checker.FILES:
         (started / file).write_text(checker.left(file))
     return started
@@ -227,13 +228,14 @@ def test_next_and_list_say_how_far_one_is_hint_has_two_steps_and_solve_keeps_wha
     write(student, "sigmoid", "return R_0")
     assert "expected C_mid / 3: 0.25, C_mid: 0.45, 3 C_mid: 0.65" in prints("next")
     hints = commands.find("sigmoid").hints
-    assert [prints("hint", "sigmoid"), prints("hint", "sigmoid", "2")] == [f"{hint}\n" for hint in hints[1:]]
+    told = [f"sigmoid (fit.py:sigmoid): {hint}\n" for hint in hints[1:]]
+    assert [prints("hint", "sigmoid"), prints("hint", "sigmoid", "2")] == told
     mine = (student / "fit.py").read_text()
     kept = [student / line.split(" ")[-1] for line in prints("solve", "sigmoid", "sigmoid").splitlines()]
     assert kept[0].read_text() == mine != kept[1].read_text()
     write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
-    assert prints("next", "baseline") == "baseline: solved. Next: advantages\n"
-    assert prints("next").startswith("efficiency (") and prints("next", "3").startswith("advantages (")
+    assert prints("next", "baseline") == "baseline: solved. Next: advantages (loss.py:normalise)\n"
+    assert prints("next").startswith("advantages (") and prints("next", "1").startswith("efficiency (")
     assert (listed := prints("list")).endswith(f"2 of {len(EXERCISES)} done\n")
     assert "\n  solved    baseline" in listed and "\n  original  sigmoid" in listed
     (student / "loss.py").write_text(whole(commands.find("baseline")))  # right answers that equal the originals

@@ -44,12 +44,6 @@ def requests_in_batches(version, off_policy, k, steps, per_step):
     return min(_batches(version, off_policy, k), steps)
 
 
-def requests_rules_swapped(version, off_policy, k, steps, per_step):
-    """mix up the two rules."""
-    other = "ppo" if off_policy == "pipeline" else "pipeline"
-    return min(_batches(version, other, k), steps) * per_step
-
-
 # k = 2, 5 steps of 10 prompts: pipeline 3, 4, 5, 5, 5 batches; ppo phases of 2, 2 and the last 1: 2, 2, 4, 4, 5.
 ASYNCHRONY.write(
     name="requests",
@@ -66,13 +60,7 @@ ASYNCHRONY.write(
     inputs=(2, 5, 10),
     expected=[[30, 40, 50, 50, 50], [20, 20, 40, 40, 50]],
     labels="pipeline, ppo",
-    mistakes=(
-        requests_k_batches,
-        requests_without_end,
-        requests_ppo_every_step,
-        requests_in_batches,
-        requests_rules_swapped,
-    ),
+    mistakes=(requests_k_batches, requests_without_end, requests_ppo_every_step, requests_in_batches),
 )
 
 
@@ -121,11 +109,6 @@ def rule_bound_of_the_newest(groups, step, off_policy, k):
     _end_if(max(ages, default=0) > k - (off_policy == "ppo"))
 
 
-def rule_bound_of_the_first(groups, step, off_policy, k):
-    """look at the first rollout of each group: its siblings may have waited longer for a slot, or less long."""
-    _end_if(max(_ages([group[:1] for group in groups], step), default=0) > k - (off_policy == "ppo"))
-
-
 # Step 10, k = 3: pipeline bears 3 steps, ppo 2. Oldest tokens of version 7, 8, 6; none; 6 in the last rollout; 6 and 9.
 ASYNCHRONY.write(
     name="rule-bound",
@@ -142,7 +125,7 @@ ASYNCHRONY.write(
     inputs=(10, 3, [[[[7]]], [[[8]]], [[[6]]], [[[]]], [[[9], [9]], [[9], [6]]], [[[9, 6]]]]),
     expected=[[False, False, True, False, True, True], [True, False, True, False, True, True]],
     labels="pipeline, ppo",
-    mistakes=(rule_bound_is_k, rule_bound_itself_ends, rule_bound_of_the_newest, rule_bound_of_the_first),
+    mistakes=(rule_bound_is_k, rule_bound_itself_ends, rule_bound_of_the_newest),
 )
 
 

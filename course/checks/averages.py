@@ -27,19 +27,6 @@ def denominators_with_filtered_prompts(lengths, prompt_index):
     return completions, int(prompt_index.max()) + 1, *tokens
 
 
-def denominators_with_truncated_completions(lengths, prompt_index):
-    """count completions that carry no loss (truncated ones), so that truncation shrinks the objective."""
-    kept_prompts = set(prompt_index[lengths > 0].tolist())
-    completions = sum(prompt in kept_prompts for prompt in prompt_index.tolist())
-    return completions, *_counts(lengths, prompt_index)[1:]
-
-
-def denominators_of_completions_as_prompts(lengths, prompt_index):
-    """count completions where prompts are meant: every prompt's weight is too small."""
-    completions, _, *tokens = _counts(lengths, prompt_index)
-    return completions, completions, *tokens
-
-
 def denominators_of_all_completions(lengths, prompt_index):
     """count all completions: those of length 0, truncated or filtered, carry no loss."""
     return len(lengths), *_counts(lengths, prompt_index)[1:]
@@ -60,12 +47,6 @@ def denominators_without_gaps(lengths, prompt_index):
     """list only the prompts that occur: every prompt after a gap moves to the wrong index."""
     *counts, tokens_per_prompt = _counts(lengths, prompt_index)
     return *counts, tokens_per_prompt[prompt_index.unique()]
-
-
-def denominators_of_kept_prompts_only(lengths, prompt_index):
-    """list only the kept prompts: every prompt after a dropped one moves to the wrong index."""
-    *counts, tokens_per_prompt = _counts(lengths, prompt_index)
-    return *counts, tokens_per_prompt[tokens_per_prompt > 0]
 
 
 def counted(count, lengths, prompt_index):
@@ -93,13 +74,10 @@ AVERAGES.write(
     labels="completions, prompts, tokens, of prompt 0, of prompt 1, of prompt 2, of prompt 3, of prompt 4, of prompt 5",
     mistakes=(
         denominators_with_filtered_prompts,
-        denominators_with_truncated_completions,
-        denominators_of_completions_as_prompts,
         denominators_of_all_completions,
         denominators_of_prompts_that_occur,
         denominators_of_completions_per_prompt,
         denominators_without_gaps,
-        denominators_of_kept_prompts_only,
     ),
 )
 
@@ -128,12 +106,6 @@ def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
     return _share(objective, prompt_index, "prompt", denominators, mask.sum(-1))
 
 
-def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
-    """mix up sample and token average."""
-    other = {"prompt": "prompt", "sample": "token", "token": "sample"}
-    return _share(objective, prompt_index, other[how], denominators, mask.sum(-1).clamp(min=1))
-
-
 def aggregate_of_the_micro_batch(objective, mask, prompt_index, how, denominators):
     """average over what the micro-batch holds: such averages do not add up."""
     lengths = mask.sum(-1).clamp(min=1)
@@ -141,11 +113,6 @@ def aggregate_of_the_micro_batch(objective, mask, prompt_index, how, denominator
         return _prompt_average(objective, prompt_index, lengths)
     sums = objective.sum(-1)
     return (sums / lengths).mean() if how == "sample" else sums.sum() / lengths.sum()
-
-
-def aggregate_with_micro_batch_denominators(objective, mask, *rest):
-    """take the denominators of each micro-batch and average the micro-batches, weighted by their completions."""
-    return len(mask) / rest[-1].completions * mask.any() * aggregate_of_the_micro_batch(objective, mask, *rest)
 
 
 def aggregate_mean_of_completions(objective, mask, prompt_index, how, denominators):
@@ -208,13 +175,7 @@ MICRO_BATCHES = Claim(
     inputs=BATCH,
     expected=[3.7, 15 / 4, 19 / 7],
     labels="prompt, sample, token",
-    mistakes=(
-        aggregate_always_prompt,
-        aggregate_names_swapped,
-        aggregate_of_the_micro_batch,
-        aggregate_with_micro_batch_denominators,
-        aggregate_mean_of_completions,
-    ),
+    mistakes=(aggregate_always_prompt, aggregate_of_the_micro_batch, aggregate_mean_of_completions),
     undefined="divide by a length without sampled tokens, as that of a dummy, or average what a micro-batch holds: "
     "0 / 0 is nan",
 )

@@ -79,7 +79,7 @@ class Claim(NamedTuple):
         yours  vector, or a text that says why there is none
         tell   whether the message shows the expected numbers
         """
-        lines = [self.says]
+        lines = [f"{self.says}, to within {self.atol:g}" if self.atol > ATOL else self.says]
         if tell:
             lines.append(f"  expected {self.told(expected)}")
         if isinstance(yours, str):

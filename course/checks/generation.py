@@ -40,11 +40,6 @@ def sample_without_running_sum(log_pi, uniforms):
     return (log_pi.double().exp() <= uniforms[:, None]).sum(-1).clamp(max=log_pi.shape[-1] - 1)
 
 
-def sample_a_rank(log_pi, uniforms):
-    """sort the tokens by probability first and return the rank instead of the id."""
-    return _above(_cdf(log_pi.sort(-1, descending=True).values), uniforms)
-
-
 def sample_the_last_at_the_end(log_pi, uniforms):
     """take the last token where rounding keeps all sums below u: its probability may be 0."""
     return sample_past_the_end(log_pi, uniforms).clamp(max=log_pi.shape[-1] - 1)
@@ -83,7 +78,6 @@ GENERATION.write(
         sample_from_the_left,
         sample_the_likeliest,
         sample_without_running_sum,
-        sample_a_rank,
         sample_past_the_end,
         sample_the_last_at_the_end,
         sample_none_is_the_first,

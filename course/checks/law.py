@@ -117,11 +117,6 @@ def efficiency_without_unit(R, A, B, C_mid, R_0):
     return math.log((R - R_0) / (A - R))
 
 
-def efficiency_is_compute(R, A, B, C_mid, R_0):
-    """take the B-th root as well: the result is log C itself, and every run has slope 1."""
-    return math.log(C_mid) + math.log((R - R_0) / (A - R)) / B
-
-
 # The three points of SIGMOID, from pass rate to compute: log F = B log C = 2 log 10, 2 log 30, 2 log 90.
 LAW.write(
     name="efficiency",
@@ -138,7 +133,7 @@ LAW.write(
     inputs=([0.25, 0.45, 0.65],),
     expected=[2 * math.log(C) for C in (10, 30, 90)],
     labels="R = 0.25, 0.45, 0.65",
-    mistakes=(efficiency_inverted, efficiency_without_start, efficiency_without_unit, efficiency_is_compute),
+    mistakes=(efficiency_inverted, efficiency_without_start, efficiency_without_unit),
 )
 
 

@@ -118,11 +118,6 @@ def cispo_without_cap(*batch, eps_max):
     return _capped(*batch, cap=math.inf)
 
 
-def cispo_ratio_recomputed(logprobs, gen_logprobs, *rest, eps_max):
-    """recompute the old log-probs with the trainer: the ratio is 1 everywhere and the cap never acts."""
-    return _capped(logprobs, logprobs, *rest, cap=eps_max)
-
-
 def cispo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, eps_max):
     """divide pi_gen by pi_train instead of pi_train by pi_gen."""
     ratio = _ratio(gen_logprobs, logprobs, mask).detach()
@@ -204,7 +199,6 @@ LOSSES.write(
         cispo_without_stop_gradient,
         cispo_cap_is_one_plus_eps,
         cispo_without_cap,
-        cispo_ratio_recomputed,
         cispo_ratio_inverted,
         cispo_min_after_the_advantage,
         cispo_ratio_alone,
@@ -232,11 +226,6 @@ def clip_without_min(ratio, advantages, mask, eps_low, eps_high):
 def clip_without_mask(ratio, advantages, mask, eps_low, eps_high):
     """leave out the mask: the ratio of padding is 1, so that its objective is the advantage."""
     return _clip(ratio, advantages, mask | True, eps_low, eps_high)
-
-
-def clip_half_widths_swapped(ratio, advantages, mask, eps_low, eps_high):
-    """swap the half-widths, so that eps_high lies below 1 and eps_low above."""
-    return _clip(ratio, advantages, mask, eps_high, eps_low)
 
 
 def clip_upper_half_width_ignored(ratio, advantages, mask, eps_low, eps_high):
@@ -288,20 +277,16 @@ LOSSES.write(
     inputs=CLIP_INPUT,
     expected=CLIPPED,
     labels="objective, gradient",
-    mistakes=(clip_max, clip_without_min, clip_without_mask, clip_half_widths_swapped, clip_upper_half_width_ignored),
+    mistakes=(clip_max, clip_without_min, clip_without_mask, clip_upper_half_width_ignored),
 )
 
 
 # --- gspo ------------------------------------------------------------------------------------------------------------
 
 
-def sequence_ratio_without_root(logprobs, gen_logprobs, mask):
-    """multiply the token ratios without the root: the ratio of whole sequences drifts from 1 with their length."""
-    return _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True)
-
-
 def sequence_ratio_as_product(logprobs, gen_logprobs, mask):
-    """multiply the ratios: 400 factors over- or underflow, whatever the root, so add logarithms, then exponentiate."""
+    """multiply the ratios: the product drifts from 1 with the length, and 400 factors over- or underflow, whatever the
+    root; so add logarithms, divide, then exponentiate."""
     return _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True)
 
 
@@ -347,7 +332,7 @@ GEOMETRIC_MEAN = Claim(
     expected=[[2.0], [0.5], [1.0]],
     labels="ratios 4 and 1, 1/4 and 1, none",
     mistakes=(
-        sequence_ratio_without_root,
+        sequence_ratio_as_product,
         sequence_ratio_without_exponential,
         sequence_ratio_arithmetic,
         sequence_ratio_over_the_whole_width,

@@ -99,12 +99,6 @@ def mismatch_k1(logprobs, gen_logprobs, mask, **bounds):
     return _apart(log_ratio, **bounds) | {"k3": -log_ratio.mean()}
 
 
-def mismatch_k2(logprobs, gen_logprobs, mask, **bounds):
-    """use k2 = (log rho)^2 / 2: biased as soon as the policies differ."""
-    log_ratio = (logprobs - gen_logprobs)[mask]
-    return _apart(log_ratio, **bounds) | {"k3": (log_ratio**2 / 2).mean()}
-
-
 def mismatch_size_in_tokens(logprobs, gen_logprobs, mask, **bounds):
     """leave out the division by the number of tokens: the effective sample size is asked for as a share."""
     sizes = _apart((logprobs - gen_logprobs)[mask], **bounds)
@@ -137,7 +131,7 @@ PRECISION.write(
     expected=[4 * math.log(2) / 3, (3.5 - 2 * math.log(2)) / 3, 2 / 3, 6.5**2 / 20.25 / 3],
     labels=SIZES,
     undefined=MASKED_LATE,
-    mistakes=(mismatch_reversed, mismatch_k1, mismatch_k2, mismatch_size_in_tokens),
+    mistakes=(mismatch_reversed, mismatch_k1, mismatch_size_in_tokens),
 )
 
 

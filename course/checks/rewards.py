@@ -85,11 +85,6 @@ def penalty_as_reward(tokens, length_max, length_cache):
     return -min(max((length_max - tokens) / length_cache - 1, -1.0), 0.0)
 
 
-def penalty_over_the_whole_length(tokens, length_max, length_cache):
-    """divide by L_max instead of L_cache: the penalty starts at length 0."""
-    return min(max((length_max - tokens) / length_max - 1, -1.0), 0.0)
-
-
 # From 12 = 14 - 2 tokens on the penalty falls by 1/2 per token, to -1 at 14.
 REWARDS.write(
     name="penalty",
@@ -107,13 +102,7 @@ REWARDS.write(
     inputs=([8, 12, 13, 14, 16],),
     expected=[0.0, 0.0, -0.5, -1.0, -1.0],
     labels="8 tokens, 12 tokens, 13 tokens, 14 tokens, 16 tokens",
-    mistakes=(
-        penalty_without_floor,
-        penalty_with_bonus,
-        penalty_without_minus_one,
-        penalty_as_reward,
-        penalty_over_the_whole_length,
-    ),
+    mistakes=(penalty_without_floor, penalty_with_bonus, penalty_without_minus_one, penalty_as_reward),
 )
 
 
@@ -144,12 +133,6 @@ def chance_of_all(groups, k):
     return _over_prompts([comb(sum(group), k) / comb(len(group), k) for group in groups])
 
 
-def chance_pooled(groups, k):
-    """pool the prompts, as if all had the same pass rate."""
-    n, c = sum(map(len, groups)), sum(map(sum, groups))
-    return 1 - comb(n - c, k) / comb(n, k), 0.0
-
-
 # n = 4, k = 2, c = 1, 0, 3 right answers: of the 6 pairs of answers 3, 0 and 6 hold at least one right answer.
 REWARDS.write(
     name="pass-at-k",
@@ -168,7 +151,7 @@ REWARDS.write(
     inputs=([[True, False, False, False], [False] * 4, [True, True, True, False]], 2),
     expected=[0.5, 12**-0.5],
     labels="mean, standard error",
-    mistakes=(chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all, chance_pooled),
+    mistakes=(chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all),
 )
 
 
@@ -225,11 +208,6 @@ def retired_when_unknown(self, index):
     return _retired(self, index, -1e-6, unknown=1.0)
 
 
-def retired_from_below(self, index):
-    """retire the hard prompts instead of the solved ones."""
-    return self.threshold is not None and self.pass_rates.get(index, 1.0) <= self.threshold + 1e-6
-
-
 # Pass rates 1/2, the threshold, the threshold as a float32 mean, 1; then one unknown; then 1 without a threshold.
 REWARDS.write(
     name="retired",
@@ -246,7 +224,7 @@ REWARDS.write(
     inputs=([0.5, 0.9, 0.89999998, 1.0], 0.9),
     expected=[0.0, 1.0, 1.0, 1.0, 0.0, 0.0],
     labels="0.5, 0.9, 0.9 rounded, 1, not sampled, without a threshold",
-    mistakes=(retired_strictly_above, retired_without_margin, retired_when_unknown, retired_from_below),
+    mistakes=(retired_strictly_above, retired_without_margin, retired_when_unknown),
 )
 
 

@@ -90,16 +90,6 @@ def pause_that_counts(self):
 
 
 @contextmanager
-def pause_that_forgets(self):
-    """start from 0 again after the pause: the seconds before it are lost."""
-    self.seconds = 0.0
-    since = self.since
-    self.since = None
-    yield
-    self.since = since and time.perf_counter()
-
-
-@contextmanager
 def pause_for_ever(self):
     """leave the clock stopped after the pause."""
     self.seconds, self.since = self.now(), None
@@ -130,7 +120,7 @@ RUN.write(
     inputs=(3.0, 10.0, 2.0),
     expected=[3.0, 5.0, 0.0, 0.0],
     labels="in the pause, at the end, never started in the pause, at the end",
-    mistakes=(pause_that_counts, pause_that_forgets, pause_for_ever, pause_that_starts),
+    mistakes=(pause_that_counts, pause_for_ever, pause_that_starts),
 )
 
 

@@ -241,6 +241,10 @@ def test_next_and_list_say_how_far_one_is_hint_has_two_steps_and_solve_keeps_wha
     (student / "loss.py").write_text(whole(commands.find("baseline")))  # right answers that equal the originals
     write(student, "sigmoid", "return R_0 + (A - R_0) * expit(B * (np.log(C) - np.log(C_mid)))")
     assert "\n  solved    sigmoid" in (listed := prints("list")) and "\n  solved    baseline" in listed
+    for exercise in CHAPTERS["2. Ratio and losses"]:
+        commands.solve(exercise)
+    assert prints("next", "2") == "2: solved. The chapter is done: python exercises.py next\n"
+    assert prints("next").startswith("dropped (")
     with pytest.raises(SystemExit, match="no exercise or chapter is called 9"):
         prints("next", "9")
     with pytest.raises(SystemExit, match=f"cd {student}"):
@@ -320,6 +324,8 @@ def test_the_script_for_teachers_grades_hand_ins_and_what_they_bring_beside_exer
 def test_the_page_shows_the_chapters_as_they_are_and_names_commands_and_exercises_that_exist():
     rows = [(name, str(len(chapter)), str(sum(x.minutes for x in chapter))) for name, chapter in CHAPTERS.items()]
     assert re.findall(r"^\| (\d\. [^|]+?) \| (\d+) \| (\d+) \|", PAGE, re.M) == rows
+    named = [f"`{x.name}`{'' if x.target == x.name.replace('-', '_') else f' (`{x.target}`)'}" for x in EXERCISES]
+    assert re.findall(r"`[\w-]+`(?: \(`[\w.]+`\))?", PAGE.split("|---|---|\n")[-1].split("\n\n")[0]) == named
     assert {*re.findall(r"python exercises\.py (\w+)", PAGE)} == {"start", *"next list hint solve train pack".split()}
     [afternoon] = re.findall(r"\*\*One afternoon\*\*(.*?)then `python", PAGE, re.S)
     assert all(map(commands.find, re.findall(r"`([\w-]+)`", afternoon)))

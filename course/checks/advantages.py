@@ -42,6 +42,11 @@ def baseline_over_the_std(rewards):
     return (rewards - rewards.mean(-1, keepdim=True)) / rewards.std(-1, keepdim=True)
 
 
+def baseline_over_the_population_std(rewards):
+    """divide by the population std as well, which is `normalise`'s task."""
+    return (rewards - rewards.mean(-1, keepdim=True)) / rewards.std(-1, keepdim=True, correction=0)
+
+
 # Means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2.
 ADVANTAGES.write(
     name="baseline",
@@ -63,6 +68,7 @@ ADVANTAGES.write(
         baseline_subtracts_the_rewards,
         baseline_over_the_wrong_axis,
         baseline_over_the_std,
+        baseline_over_the_population_std,
     ),
 )
 

@@ -128,14 +128,14 @@ class Claim(NamedTuple):
         return [f"In a part: {text}" for text, count in agree.items() if 0 < count == max(agree.values())]
 
     def by_factor(self, yours, expected):
-        """That all numbers are n times what they should be, or an n-th of it."""
+        """That all numbers are n times what they should be, or an n-th of it; n may be -1."""
         yours, expected = np.array(yours[HEAD:]), np.array(expected[HEAD:])
         factor = next((y / x for x, y in zip(expected, yours) if x and math.isfinite(y)), 0)
         if not factor or not self.near(yours, factor * expected):
             return []
         if min(abs(n - round(n)) for n in (factor, 1 / factor)) > 1e-4:
             return []
-        return [f"That is {factor:.4g} times what is expected: a sum in place of a mean, or a mean in place of a sum?"]
+        return [f"That is {factor:.4g} times what is expected: look at signs, and whether a sum or a mean is meant."]
 
     def rows(self, vector):
         """The numbers of a vector, a list for each label."""

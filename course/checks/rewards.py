@@ -80,11 +80,6 @@ def penalty_without_minus_one(tokens, length_max, length_cache):
     return min(max((length_max - tokens) / length_cache, -1.0), 0.0)
 
 
-def penalty_as_reward(tokens, length_max, length_cache):
-    """turn the sign round: long answers are rewarded."""
-    return -min(max((length_max - tokens) / length_cache - 1, -1.0), 0.0)
-
-
 # From 12 = 14 - 2 tokens on the penalty falls by 1/2 per token, to -1 at 14.
 REWARDS.write(
     name="penalty",
@@ -102,7 +97,7 @@ REWARDS.write(
     inputs=([8, 12, 13, 14, 16],),
     expected=[0.0, 0.0, -0.5, -1.0, -1.0],
     labels="8 tokens, 12 tokens, 13 tokens, 14 tokens, 16 tokens",
-    mistakes=(penalty_without_floor, penalty_with_bonus, penalty_without_minus_one, penalty_as_reward),
+    mistakes=(penalty_without_floor, penalty_with_bonus, penalty_without_minus_one),
 )
 
 

@@ -96,7 +96,7 @@ def following(name=""):
     """Describe the first exercise that is not done, of the chapter with this number, or the exercise `name`; without a
     name of all, from the student's chapter on. Say what its check finds if it was begun.
     """
-    numbers = [title.partition(".")[0] for title in CHAPTERS]
+    numbers = [title[0] for title in CHAPTERS]
     chapters = [*CHAPTERS.values()]
     asked = chapters[numbers.index(name)] if name in numbers else [find(name)] if name else []
     if asked:

@@ -96,11 +96,6 @@ def average_over_completions(objective, mask, *_):
     return (objective.sum(-1) / mask.sum(-1)).mean()
 
 
-def average_divided_by_generations(objective, mask, prompt_index, *_):
-    """divide a prompt's sum by its number of completions instead of tokens, so that length is rewarded."""
-    return _prompt_average(objective, prompt_index, torch.ones_like(prompt_index))
-
-
 def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
     """take the prompt average whatever `how` says."""
     return _share(objective, prompt_index, "prompt", denominators, mask.sum(-1))
@@ -113,6 +108,11 @@ def aggregate_of_the_micro_batch(objective, mask, prompt_index, how, denominator
         return _prompt_average(objective, prompt_index, lengths)
     sums = objective.sum(-1)
     return (sums / lengths).mean() if how == "sample" else sums.sum() / lengths.sum()
+
+
+def aggregate_over_a_count(objective, mask, prompt_index, how, denominators):
+    """divide the sum of everything by the number of prompts, completions or tokens: lengths count in the first two."""
+    return objective.sum() / getattr(denominators, {"sample": "completions"}.get(how, f"{how}s"))
 
 
 def aggregate_mean_of_completions(objective, mask, prompt_index, how, denominators):
@@ -163,7 +163,7 @@ PROMPT_AVERAGE = Claim(
     probe=prompt_average,
     inputs=BATCH,
     expected=3.7,
-    mistakes=(average_over_tokens, average_over_completions, average_divided_by_generations),
+    mistakes=(average_over_tokens, average_over_completions),
 )
 
 
@@ -175,7 +175,12 @@ MICRO_BATCHES = Claim(
     inputs=BATCH,
     expected=[3.7, 15 / 4, 19 / 7],
     labels="prompt, sample, token",
-    mistakes=(aggregate_always_prompt, aggregate_of_the_micro_batch, aggregate_mean_of_completions),
+    mistakes=(
+        aggregate_always_prompt,
+        aggregate_over_a_count,
+        aggregate_of_the_micro_batch,
+        aggregate_mean_of_completions,
+    ),
     undefined="divide by a length without sampled tokens, as that of a dummy, or average what a micro-batch holds: "
     "0 / 0 is nan",
 )

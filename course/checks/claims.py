@@ -118,14 +118,14 @@ class Claim(NamedTuple):
         return (self.by_row(known, yours, expected) or self.by_factor(yours, expected)) if tell else []
 
     def by_row(self, known, yours, expected):
-        """The mistakes that give most of the wrong rows; rows are what the labels name."""
-        rows = [self.rows(vector) for vector in (yours, expected)]
-        agree = {
-            text: sum(self.near(x, y) and not self.near(y, z) for x, y, z in zip(self.rows(vector), *rows))
-            for text, vector in known.items()
-            if len(vector) == len(yours)
-        }
-        return [f"In a part: {text}" for text, count in agree.items() if 0 < count == max(agree.values())]
+        """The mistakes that give a wrong row, and most of the others too; rows are what the labels name."""
+        agree = {}
+        for text, vector in known.items():
+            if len(vector) == len(yours):
+                rows = [*zip(*map(self.rows, (vector, yours, expected)))]
+                if any(self.near(x, y) and not self.near(y, z) for x, y, z in rows):
+                    agree[text] = sum(self.near(x, y) for x, y, _ in rows)
+        return [f"In a part: {text}" for text, count in agree.items() if count == max(agree.values())]
 
     def by_factor(self, yours, expected):
         """That all numbers are n times what they should be, or an n-th of it; n may be -1."""
@@ -133,7 +133,8 @@ class Claim(NamedTuple):
         factor = next((y / x for x, y in zip(expected, yours) if x and math.isfinite(y)), 0)
         if not factor or not self.near(yours, factor * expected):
             return []
-        if min(abs(n - round(n)) for n in (factor, 1 / factor)) > 1e-4:
+        n = max(factor, 1 / factor, key=abs)
+        if abs(n - round(n)) > 1e-4 or abs(n) > 1000:
             return []
         return [f"That is {factor:.4g} times what is expected: look at signs, and whether a sum or a mean is meant."]
 

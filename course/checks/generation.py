@@ -58,7 +58,7 @@ def sample_none_is_the_first(log_pi, uniforms):
 LARGEST = 1 - 2**-53  # that rollout.uniform gives
 
 
-# Running sums 0, 1/4, 3/4, 0.9999, 0.9999: u = 0 and 0.2 lie in token 1, 0.6 in 2, 0.8 in 3; so does the largest u.
+# Running sums 0, 1/4, 3/4, 0.9999, 0.9999: u = 0 lies in token 1, 0.6 in 2, 0.8 in 3; so does the largest u.
 GENERATION.write(
     name="sample",
     where="rollout.py:sample",
@@ -71,9 +71,9 @@ GENERATION.write(
     ),
     says="the first token whose running sum exceeds u; if rounding keeps all below u, the last possible one",
     probe=drawn,
-    inputs=([0.0, 0.25, 0.5, 0.2499, 0.0], [0.0, 0.2, 0.6, 0.8, LARGEST]),
-    expected=[1, 1, 2, 3, 3],
-    labels="u = 0, u = 0.2, u = 0.6, u = 0.8, the largest u",
+    inputs=([0.0, 0.25, 0.5, 0.2499, 0.0], [0.0, 0.6, 0.8, LARGEST]),
+    expected=[1, 2, 3, 3],
+    labels="u = 0, u = 0.6, u = 0.8, the largest u",
     mistakes=(
         sample_from_the_left,
         sample_the_likeliest,

@@ -171,10 +171,9 @@ def needed_to_the_power(law, R):
     return law.C_mid * (share / (1 - share)) ** law.B
 
 
-def needed_of_A(law, R):
-    """divide by A instead of the gain A - R_0."""
-    share = (R - law.R_0) / law.A
-    return law.C_mid * (share / (1 - share)) ** (1 / law.B)
+def needed_of_the_rate(law, R):
+    """take the pass rate itself for the share of the gain."""
+    return law.C_mid * (R / (1 - R)) ** (1 / law.B)
 
 
 # The three points of SIGMOID, and a pass rate below R_0, which needs no compute.
@@ -194,7 +193,7 @@ LAW.write(
     inputs=([0.25, 0.45, 0.65, 0.1],),
     expected=[10.0, 30.0, 90.0, 0.0],
     labels="R = 0.25, 0.45, 0.65, 0.1",
-    mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_to_the_power, needed_of_A),
+    mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_to_the_power, needed_of_the_rate),
 )
 
 

@@ -11,9 +11,9 @@ error    mean |forecast - measured|
 
 Ways, all from the points before the cut, and clipped to [0, 1]:
   ours          `forecast.Forecast.band` of a fit from 10 % of the cut's compute on
-  as now        the mean of the last m points +- 1.645 s sqrt(1/m + 1/k), s from successive differences; m is the larger
-                of 5 and a tenth of the points, but at most a third of them
-  random walk   as now, and a walk in log C whose steps are those of the means of 3 to 8 blocks of points
+  random walk   the mean of the last m points +- 1.645 s sqrt(1/m + 1/k), and a walk in log C whose steps are those of
+                the means of 3 to 8 blocks of points; s from successive differences; m is the larger of 5 and a tenth
+                of the points, but at most a third of them
   rival law     log(1 - R) = E - k log C (arXiv 2509.25300) by least squares, and its prediction interval
 Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
@@ -93,14 +93,8 @@ def level(case):
     return R[-m:].mean(), m, np.sqrt((np.diff(R) ** 2).mean() / 2)
 
 
-def as_now(case, law):
-    """The level stays as it is."""
-    mean, m, s = level(case)
-    return mean + 1.645 * s * np.sqrt(1 / m + 1 / case.last) * np.array([-1, 0, 1])
-
-
 def random_walk(case, law):
-    """The level walks on."""
+    """The level as it is, and a walk in log C from there."""
     mean, m, s = level(case)
     part = case.part()
     u, R = np.log(part.compute[part.compute > 0]), part.reward[part.compute > 0]
@@ -125,7 +119,7 @@ def rival_law(case, law):
     return 1 - np.exp(middle + slope * ahead + stdtrit(len(u) - 2, 0.95) * np.sqrt(error) * np.array([1, 0, -1]))
 
 
-WAYS = {"ours": ours, "as now": as_now, "random walk": random_walk, "rival law": rival_law}
+WAYS = {"ours": ours, "random walk": random_walk, "rival law": rival_law}
 
 
 # ---- Scores ----

@@ -298,7 +298,10 @@ def flags():
     add("--x", "--compute", dest="compute", metavar="NAME", help=more)
     more = "likewise (our own logs: pass_rate, with one RUN its tasks too); may be given several times"
     add("--reward", action="append", help=more, metavar="NAME")
-    add("--where", action="append", default=[], metavar="NAME=VALUE", help="keep the rows with this value of a column")
+    add(
+        "--where", action="append", default=[], metavar="NAME=VALUE",
+        help="keep the rows with this value of a column; give it again for another value",
+    )  # fmt: skip
     add("--decimal", choices=[".", ","], default=".", help="the decimal mark of the numbers (default: .)")
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI (--scale=-2:4)")
     add("--cumulative", choices=("rows", "parts"), help="add up a compute of which each row, or part, holds its own")

@@ -187,7 +187,7 @@ class RunLog:
                 self("fit", step=step, **values)
             there = [name for name in WRITTEN if (self.out / name).exists()]
             if best := best_checkpoint(self.out):
-                lines.append(f"of the evaluations with a checkpoint the best is that of {best}")
+                lines.append(f"The best evaluation with a checkpoint is that of {best}.")
             print(*lines, f"written to {self.out}: {', '.join(there)}", sep="\n")
         with suppress(OSError):
             self("end", step=step, reason=reason, final=self.processes.heartbeat.final, seconds=seconds)

@@ -3,21 +3,18 @@
 Whole runs are real processes, forked as in test_train.py; no launcher ends the other ranks when one has failed.
 """
 
-import json
 import os
 import resource
 import signal
 import time
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import given, read_rows, refuses, run_ranks, wait_until
+from conftest import refuses, run_ranks, wait_until
 from runs import BASE, ENDLESS, SMALL, at_version
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -26,10 +23,9 @@ from torch.utils._pytree import tree_map_only
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import train
-from plumbing import build, checkpoints, log
+from plumbing import checkpoints, log
 from plumbing.processes import Processes
 from verify import sandbox
-from verify.scorer import grade_code
 
 HEARD = 10.0  # seconds within which all ranks must have named the rank that died
 
@@ -73,47 +69,39 @@ def broken_pipe():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_ranks_end_by_themselves_when_a_trainer_is_frozen_and_say_which(start, frozen):
+def test_ranks_end_by_themselves_when_rank_0_is_frozen_and_say_which(start):
+    """Any other rank: test_heartbeat.py."""
     run = start(3, ENDLESS + " --trainers 2 --timeout 10")  # starting takes longer on a busy machine
     run.reach(2)
-    os.kill(run.processes[frozen].pid, signal.SIGSTOP)
-    others = {0, 1, 2} - {frozen}
-    assert run.end(10 + 10, ended=[frozen]) == dict.fromkeys(others, 1)
-    silent, stuck = f"heard nothing of trainer rank {frozen} for 10 s", f"trainer rank {frozen} made no"
-    assert {*run.lines(silent), *run.lines(stuck)} == others
-    assert f"trainer rank {1 - frozen} made no" not in run.text and "Traceback" not in run.text
+    os.kill(run.processes[0].pid, signal.SIGSTOP)
+    assert run.end(10 + 10, ended=[0]) == {1: 1, 2: 1}
+    silent, stuck = "heard nothing of trainer rank 0 for 10 s", "trainer rank 0 made no"
+    assert {*run.lines(silent), *run.lines(stuck)} == {1, 2}
+    assert "trainer rank 1 made no" not in run.text and "Traceback" not in run.text
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("dead, name", [(1, "trainer rank 1"), (3, "generator rank 3")])
-def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint_stands(start, dead, name):
+def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint_stands(start):
+    """A generator: test_nodes.py."""
     run = start(4, ENDLESS + " --trainers 2", fault=partial(slow_farewell, 1.0))
     run.reach(3)
-    run.processes[dead].kill()
-    survivors = {0, 1, 2, 3} - {dead}
-    wait_until(lambda: set(run.lines(f"{name} ended")) == survivors, lambda: run.text, HEARD)
-    assert run.end(ended=[dead]) == dict.fromkeys(survivors, 1)
+    run.processes[1].kill()
+    wait_until(lambda: set(run.lines("trainer rank 1 ended")) == {0, 2, 3}, lambda: run.text, HEARD)
+    assert run.end(ended=[1]) == {0: 1, 2: 1, 3: 1}
     assert run.version % 2 == 0  # --checkpoint-every 2
-    assert {*run.lines("holds a checkpoint of step ")} == survivors
-    assert run.log[-1]["reason"] == f"{name} ended" and not run.log[-1]["final"]
+    assert run.log[-1]["reason"] == "trainer rank 1 ended" and not run.log[-1]["final"]
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("rank, name", [("generator rank 2", "SIGTERM"), ("trainer rank 0", "SIGINT")])
-def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start, rank, name):
-    """Also Ctrl-C, which ends the reader of the screen too."""
-    fault = partial(at_version, 1, broken_pipe) if name == "SIGINT" else None
-    run = start(3, ENDLESS, fault=fault)
+def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere_though_nobody_reads_what_is_printed(start):
+    """Ctrl-C ends the reader of the screen too."""
+    run = start(3, ENDLESS, fault=partial(at_version, 1, broken_pipe))
     run.reach(3)
-    os.kill(run.processes[int(rank[-1])].pid, signal.Signals[name])
+    os.kill(run.processes[2].pid, signal.SIGTERM)
     assert run.end(3 * HEARD) == {0: 0, 1: 0, 2: 0}
     end = run.log[-1]
-    assert end["reason"].startswith(f"interrupted: {rank} got {name}")
+    assert end["reason"].startswith("interrupted: generator rank 2 got SIGTERM")
     assert log.finished_checkpoints(run.out)[-1].name == f"checkpoint-{end['step']}"  # written when the run ended
-    if not fault:
-        assert run.text.count(f"{rank} got SIGTERM") >= 2  # both generators say so
-        assert run.text.splitlines()[-1].endswith("--resume")
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
@@ -151,14 +139,14 @@ plain = partial(tree_map_only, torch.Tensor, torch.Tensor.tolist)
 
 
 @pytest.mark.processes
-def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(forks, tmp_path):
+def test_weights_and_adamw_state_of_three_trainers_resume_on_two(forks, tmp_path):
     source, folders = None, []
-    for world in (3, 2, 1):
+    for world in (3, 2):
         out = tmp_path / str(world)
         run_ranks(forks, world, tmp_path / f"meet{world}", reshard, source, out)
         source = out / "checkpoint-2"
         folders.append(written(source, tmp_path / "state.pt"))
-    assert plain(folders[0]) == plain(folders[1]) == plain(folders[2])
+    assert plain(folders[0]) == plain(folders[1])
     weights, state, _ = folders[0]
     moments = state["optimizer"]["state"].values()
     assert any(moment["exp_avg"].any() for moment in moments) and {float(moment["step"]) for moment in moments} == {2.0}
@@ -176,13 +164,6 @@ def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
 
 
 @pytest.mark.processes
-def test_a_slow_disk_stalls_no_evaluation(start):
-    flags = f"--evaluate {BASE}/tiny --data tiny --eval-prompts 4 --generations 2 --slots 8 --timeout 10"
-    run = start(2, flags, fault=partial(slow_disk, [0, 14], 0)).finish()
-    assert len(read_rows(run.out / "evaluation.jsonl")) == 4 * 2
-
-
-@pytest.mark.processes
 def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(start):
     run = start(3, ENDLESS + " --trainers 2")
     run.reach(4)  # so there is a checkpoint of step 2
@@ -191,40 +172,19 @@ def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(s
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
     assert run.end() == {0: 1, 1: 1, 2: 1}
     assert not list(run.out.glob("*.tmp"))
-    last = log.finished_checkpoints(run.out)[-1]
-    assert checkpoints.damage(last) == ""
+    assert checkpoints.damage(log.finished_checkpoints(run.out)[-1]) == ""
     assert run.log[-1]["final"] and f"could be written to {run.out}: " in run.log[-1]["reason"]  # it is full again
     assert set(run.lines("File too large")) == {0, 1, 2}
     assert f"holds a checkpoint of step {run.version}:" in run.lines("File too large")[0]
 
 
-# The words of the fast tokenizers' own writer, and of torch's, which does not say what it is.
-@pytest.mark.parametrize("words", ["No space left on device (os error 28)", "unexpected pos 704 vs 598"])
-def test_a_disk_that_is_full_for_the_tokenizer_names_the_folder_and_what_it_was_for(tmp_path, monkeypatch, words):
-    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
-
-    def full(folder):
-        (folder / "tokenizer.json").touch()
-        raise Exception(words)
-
-    stand_ins = SimpleNamespace(model=None), None, SimpleNamespace(save_pretrained=full), {}
-    processes = SimpleNamespace(rank=0, dtype=torch.float32)
-    words = f"^no checkpoint of step 7 could be written to {tmp_path}: .*No space"
-    refuses(words, checkpoints.save, tmp_path, *stand_ins, {"version": 7, "stepped": False}, processes, error=OSError)
-    assert not any(tmp_path.iterdir())
-
-
 def test_a_log_that_cannot_be_written_is_named_with_the_reason(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "else")
-    words = "--out .*link cannot hold a run: .*likely cause: a file or a broken link"
-    refuses(words, log.lock_log, tmp_path / "link", error=OSError)
-    if Path("/dev/full").exists():
-        (tmp_path / "log.jsonl").symlink_to("/dev/full")
-        words = "a row of .*log.jsonl could not be written: .*No space left"
-        refuses(words, log.append, tmp_path / "log.jsonl", {"kind": "step"}, error=OSError)
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    words = "a row of .*log.jsonl could not be written: .*No space left"
+    refuses(words, log.append, tmp_path / "log.jsonl", {"kind": "step"}, error=OSError)
 
 
-# --- Sandboxes that die while a worker asks what they can do ---------------------------------------------------------
+# --- A sandbox that dies while a worker asks what it can do ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
@@ -234,18 +194,5 @@ def test_a_sandbox_that_dies_while_it_is_tried_is_not_one_without_namespaces(mon
     if deaths == 1:  # it is asked again
         assert sandbox.namespaces_work.__wrapped__() is True
     else:  # the worker ends, and another one asks again
-        with pytest.raises(sandbox.Died):
-            sandbox.namespaces_work.__wrapped__()
+        refuses("signal 9", sandbox.namespaces_work.__wrapped__, error=sandbox.Died)
     assert [call.kwargs["namespaces"] for call in run.call_args_list] == [True, True]
-
-
-def test_a_worker_runs_programs_as_the_run_found_at_its_start_whatever_a_new_try_would_say(monkeypatch):
-    used = []
-    monkeypatch.setattr(sandbox, "namespaces_work", lambda: pytest.fail("asked again"))
-    monkeypatch.setattr(sandbox, "run", lambda *_, namespaces, **__: used.append(namespaces) or (x for x in [b"4\n"]))
-    answer = json.dumps(["code", "```python\nprint(4)\n```", ""])
-    for protections, namespaces in ((list(sandbox.PROTECTIONS), True), (list(sandbox.PROTECTIONS[:1]), False)):
-        args = replace(given(), protections=protections)
-        assert {worker.namespaces for worker in build.make_scorer(args)._workers} == {namespaces}
-        assert grade_code(answer, '{"inputs": [""], "outputs": ["4\\n"]}', 5.0, namespaces) is True
-    assert used == [True, False]

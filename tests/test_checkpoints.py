@@ -142,12 +142,10 @@ def test_other_architectures_are_refused_by_name_with_the_reason(model_type, cha
 # --- The chat template ---
 
 TEMPLATES = [  # template, flags, what is printed
-    (TEMPLATE, "", "d.jsonl: a prompt as the model reads it ends with 'user:1+1=|assistant:'"),
     (TEMPLATE, "", "no completion ends where the chat template ends an answer, at '|'"),
     (TEMPLATE + "{% if thinks %}so{% endif %}", "--template thinks=true", "assistant:so'"),
     (TEMPLATE, "--template think=true", "--template think=true: expected NAME=VALUE"),
     ("{{ strftime_now('%d.%m.%Y') }}" + TEMPLATE, "--date 2026-01-31", "ends with '31.01.2026user:"),
-    (None, "", "The model has no chat template: prompts are given as they are"),
 ]
 
 
@@ -233,7 +231,7 @@ def test_no_file_of_prompts_or_log_runs_code_whatever_its_name_says(name, conten
 
 
 @pytest.mark.parametrize("change", [
-    {}, dict(seconds=1799), dict(asked=["checkpoint_every"]), dict(version=5),  # within a phase
+    {}, dict(seconds=1799), dict(version=5),  # within a phase
     dict(rank=1),  # another trainer's clock has no say
 ])  # fmt: skip
 def test_a_checkpoint_is_late_after_half_an_hour_by_the_clock_of_rank_0(monkeypatch, change):

@@ -15,12 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import refuses, run_ranks, wait_until
-from runs import BASE, ENDLESS, SMALL, at_version
+from runs import BASE, ENDLESS, at_version
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map_only
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from plumbing import checkpoints, log
@@ -31,24 +31,6 @@ HEARD = 10.0  # seconds within which all ranks must have named the rank that die
 
 
 # --- Processes that go wrong -----------------------------------------------------------------------------------------
-
-
-def slow_call(owner, name, seconds):
-    """Make the first call of a class's method take so many seconds longer."""
-    act = getattr(owner, name)
-
-    def late(*args, **kwargs):
-        setattr(owner, name, act)
-        time.sleep(seconds)
-        return act(*args, **kwargs)
-
-    setattr(owner, name, late)
-
-
-def slow_disk(reading, writing):
-    """Make reading the weights take longer on each rank, and writing the first checkpoint; in seconds."""
-    slow_call(AutoModelForCausalLM, "from_pretrained", reading[int(os.environ["RANK"])])
-    slow_call(PreTrainedTokenizerBase, "save_pretrained", writing)
 
 
 def slow_farewell(seconds):
@@ -154,16 +136,6 @@ def test_weights_and_adamw_state_of_three_trainers_resume_on_two(forks, tmp_path
 
 
 @pytest.mark.processes
-def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
-    """Nobody waits in vain for the first trainer, for the last generator, or for a checkpoint."""
-    flags = f"{SMALL} --trainers 2 --steps 3 --eval-every 3 --checkpoint-every 2 --timeout 10"
-    run = start(4, flags, fault=partial(slow_disk, [14, 0, 0, 28], 14)).finish()
-    assert [folder.name for folder in log.finished_checkpoints(run.out)] == ["checkpoint-2", "checkpoint-3"]
-    assert {row["step"] for row in run.rows("eval")} == {0, 3}
-    assert not [*run.out.glob("*.tmp"), *run.out.glob(".start-*")]
-
-
-@pytest.mark.processes
 def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(start):
     run = start(3, ENDLESS + " --trainers 2")
     run.reach(4)  # so there is a checkpoint of step 2
@@ -176,12 +148,6 @@ def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(s
     assert run.log[-1]["final"] and f"could be written to {run.out}: " in run.log[-1]["reason"]  # it is full again
     assert set(run.lines("File too large")) == {0, 1, 2}
     assert f"holds a checkpoint of step {run.version}:" in run.lines("File too large")[0]
-
-
-def test_a_log_that_cannot_be_written_is_named_with_the_reason(tmp_path):
-    (tmp_path / "log.jsonl").symlink_to("/dev/full")
-    words = "a row of .*log.jsonl could not be written: .*No space left"
-    refuses(words, log.append, tmp_path / "log.jsonl", {"kind": "step"}, error=OSError)
 
 
 # --- A sandbox that dies while a worker asks what it can do ----------------------------------------------------------

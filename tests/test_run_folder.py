@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import resource
 import shutil
 import signal
@@ -81,17 +80,6 @@ def test_where_all_checkpoints_are_broken_nothing_starts_anew(two, capsys):
     for step in (2, 4):
         cut(two / f"checkpoint-{step}" / "model.safetensors")
     assert "found broken ones only: " in refused(capsys, f"--resume --out {two}")
-
-
-def test_a_state_that_lacks_a_tensor_ends_the_start_and_moves_nothing(two, capsys):
-    metadata = two / "checkpoint-4" / "state" / ".metadata"
-    state = pickle.loads(metadata.read_bytes())
-    tensor = next(name for name in state.state_dict_metadata if name.endswith("norm.weight"))
-    del state.state_dict_metadata[tensor]
-    metadata.write_bytes(pickle.dumps(state))
-    assert ended(f"--resume --out {two} --steps 6") == 1
-    assert "checkpoint-4/state cannot be read: Missing key" in capsys.readouterr().err
-    assert names(two) == ["checkpoint-2", "checkpoint-4"]
 
 
 def test_the_two_latest_checkpoints_stay_and_that_of_the_best_evaluation(monkeypatch):
@@ -197,8 +185,6 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
     steps, config = second.rows("step"), second.rows("config")[-1]
     assert second.log[-1]["reason"] == "finished" and [row["step"] for row in steps] == [1, 2, 3, 4, 3, 4, 5, 6]
     assert names(first.out) == ["checkpoint-4", "checkpoint-6"]
-    # What was spent between the checkpoint of step 2 and the end of the first run stays in C, and is named.
-    assert steps[3]["gpu_hours"] <= config["gpu_hours"] and config["tokens"] == steps[3]["tokens"]
-    spent = checkpoints.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
+    # What was spent between the checkpoint, which was written between these two rows, and the end is named.
     at_2, at_3 = (config["gpu_hours"] - row["gpu_hours"] for row in steps[1:3])
-    assert 0 < at_3 <= spent <= at_2  # the checkpoint was written between these two rows
+    assert 0 < at_3 <= config["lost_gpu_hours"] <= at_2 and config["tokens"] == steps[3]["tokens"]

@@ -12,11 +12,10 @@ import torch
 from conftest import DATA, ROOT, given, launched, qwen3, write_rows
 from runs import refused
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.run import get_args_parser
 from transformers import AutoConfig
 
 from plumbing import build
-from plumbing.arguments import as_given, option, steady_streams
+from plumbing.arguments import as_given, steady_streams
 from plumbing.settings import FIELDS, default_text
 
 OWN = "--model M --data F"
@@ -139,13 +138,6 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypa
     flags = " ".join(word for word in words.split() if word.partition("=")[0] not in variables)
     assert REFUSED[words] in refused(capsys, flags.format(base=BASE))
     assert sorted(Path().rglob("*")) == before
-
-
-def test_torchrun_hands_our_flags_on():
-    """--virtual is the start of two of its own; a virtual run is started with python."""
-    words = ["train.py", *(word for name in FIELDS.keys() - {"virtual"} for word in (option(name), "1"))]
-    parsed = get_args_parser().parse_args(words)
-    assert [parsed.training_script, *parsed.training_script_args] == words
 
 
 def test_a_screen_that_lacks_characters_shows_escapes(monkeypatch):

@@ -194,7 +194,4 @@ def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_l
     again, *rest = logged(tmp_path)
     expected, *whole = runs["pipeline 0"]
     assert rest == whole
-    first, step_4 = again[len(rows) + 1], next(row for row in expected if row["kind"] == "step" and row["step"] == 4)
-    of_its_clock = {"seconds", "seconds_generate", "seconds_publish", "idle_generators", "idle_trainers", "slots_used"}
-    assert {name for name in step_4 if first[name] != step_4[name]} <= of_its_clock  # it begins after a broadcast
     assert again[-3:] == expected[-3:]  # step 6, its evaluation, the end

@@ -8,18 +8,17 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import close, tiny_model
-from rollouts import EXACT, finish, full_forward, generator, perturb, requests
+from rollouts import finish, generator, perturb, requests
 
 import decoding
-from decoding import READ, WRITTEN, Decoder, Graphs, decoder, rounded, turn
+from decoding import WRITTEN, Decoder, Graphs, decoder, rounded, turn
 from rollout import SlotCache
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3 |= dict(original_max_position_embeddings=32)
-GROUPED = dict(num_attention_heads=8, num_key_value_heads=2)
 NEAR = 1e-5  # nats: two sums in fp32, each of which is off by as much from the exact log-probabilities
 MODELS = [
-    *product(WRITTEN, [dict(), GROUPED, dict(num_attention_heads=4, num_key_value_heads=1)]),
+    *product(WRITTEN, [dict(), dict(num_attention_heads=8, num_key_value_heads=2)]),
     ("llama", dict(rope_parameters=LLAMA3)),
     ("qwen3", dict(rms_norm_eps=0.1)),
 ]
@@ -50,32 +49,18 @@ def test_a_decode_step_computes_the_states_of_the_hugging_face_model(kind, chang
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
-@torch.inference_mode()
-def test_in_bf16_a_decode_step_is_as_near_to_the_exact_states_as_the_hugging_face_model(kind):
-    model = tiny_model(kind)
-    ids = torch.randint(24, (16, 40), generator=torch.Generator().manual_seed(0))
-    exact = copy.deepcopy(model).double().get_decoder()(ids).last_hidden_state
-    model.to(torch.bfloat16)
-    errors = [
-        (made.double() - exact).abs().mean()
-        for made in (states(decoder(model, 128), model, ids), model.get_decoder()(ids).last_hidden_state)
-    ]
-    assert 1e-3 < errors[0] < 1.1 * errors[1]
-
-
-@pytest.mark.parametrize("kind", WRITTEN)
 def test_equal_seeds_give_the_completions_of_the_hugging_face_model_before_and_after_new_weights(kind):
     model = tiny_model(kind)
-    sides = [generator(copy.deepcopy(model), slots=7) for _ in range(2)]
-    sides[1]._decoder = sides[1]._hugging_face
-    assert isinstance(sides[0]._decoder, Decoder)
-    for new in (lambda side: model, lambda side: perturb(side, model)):
-        weights = [new(side) for side in sides]
-        written, library = (finish(side, requests(12, generations=3)) for side in sides)
-        for name, completion in written.items():
-            assert completion.ids == library[name].ids
-            assert close(completion.logprobs, torch.tensor(library[name].logprobs), NEAR)
-            assert close(completion.logprobs, full_forward(weights[0], completion), EXACT)
+    written, library = (generator(copy.deepcopy(model), slots=7) for _ in range(2))
+    library._decoder = library._hugging_face
+    assert isinstance(written._decoder, Decoder)
+    for _ in range(2):
+        done, expected = (finish(side, requests(12, generations=3)) for side in (written, library))
+        for name, completion in done.items():
+            assert completion.ids == expected[name].ids
+            assert close(completion.logprobs, torch.tensor(expected[name].logprobs), NEAR)
+        for side in (written, library):
+            perturb(side, model)
 
 
 def test_turn_by_hand():
@@ -91,11 +76,6 @@ def test_turn_by_hand():
 ])  # fmt: skip
 def test_any_other_architecture_decodes_through_its_own_model(kind, changes):
     assert decoder(tiny_model(kind, **changes), 128) is None
-
-
-def test_every_parameter_of_a_layer_is_read():
-    layers = [tiny_model(kind).get_decoder().layers[0] for kind in WRITTEN]
-    assert {name for layer in layers for name, _ in layer.named_parameters()} == READ
 
 
 # --- CUDA graphs, with a fake in the place of torch's: tests/test_gpu.py has the real ones ----------------------------
@@ -127,18 +107,11 @@ def doubled(monkeypatch):
     return Graphs(step), calls
 
 
-def test_a_shape_is_run_then_captured_then_replayed_on_its_new_inputs(doubled):
-    made, calls = doubled
-    for number, rows, columns in [(1, 2, 8), (2, 2, 8), (3, 2, 8), (4, 2, 16), (5, 2, 8), (6, 2, 16), (7, 2, 16)]:
-        assert made(torch.full((3, rows), float(number)), columns).tolist() == [[2.0 * number] * rows] * 3
-    assert calls == [(2, 8), (2, 8), (2, 16), (2, 16)]
-
-
-def test_only_the_latest_shapes_are_kept(doubled, monkeypatch):
+def test_a_shape_is_run_then_captured_then_replayed_on_its_new_inputs(doubled, monkeypatch):
     monkeypatch.setattr(decoding, "GRAPHS", 2)
     made, calls = doubled
-    for columns in (8, 8, 16, 16, 8, 24, 24, 8, 16):
-        made(torch.zeros(3, 1), columns)
+    for number, columns in enumerate((8, 8, 8, 16, 16, 8, 24, 24, 8, 16)):
+        assert made(torch.full((3, 2), float(number)), columns).tolist() == [[2.0 * number] * 2] * 3
     assert [columns for _, columns in calls] == [8, 8, 16, 16, 24, 24, 16] and len(made.shapes) == 2
 
 

@@ -10,14 +10,12 @@ from conftest import check_exercise, close, of_tokens, refuses, run_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM
 
 import precision
 from plumbing.checkpoints import SUPPORTED
 
 NAN, INF = float("nan"), float("inf")
 DENSE = ("qwen3", "llama", "gemma")
-MIXTURES = ("mixtral", "olmoe", "qwen3_moe")
 
 
 tied_or_not = pytest.mark.parametrize("tied", [False, True])
@@ -101,17 +99,10 @@ def test_head_gradient_is_summed_over_chunks_in_fp32_even_for_a_bf16_weight():
         assert weight.grad.flatten().tolist() == [512.0, -512.0]
 
 
-@pytest.mark.parametrize("chunk, temperature", [(0, 1.0), (4, 0.0), (4, NAN)])
-def test_a_chunk_of_zero_or_a_temperature_of_zero_is_refused(chunk, temperature):
-    arguments = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([0])
-    words = "expected chunk >= 1 and temperature > 0"
-    refuses(words, precision.token_logprobs, *arguments, chunk=chunk, temperature=temperature)
-
-
 # --- PolicyModel -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind, tied", [*product(SUPPORTED, [False]), *product(DENSE, [True])])
+@pytest.mark.parametrize("kind, tied", [*product(SUPPORTED, [False]), ("qwen3", True)])
 def test_policy_logprobs_are_those_of_the_hugging_face_model(kind, tied):
     """And its entropies and gradients. Its own are computed in fp64, which its experts do not know."""
     ids, model, other = token_ids(), tiny_model(kind, tied), tiny_model(kind, tied)
@@ -136,41 +127,32 @@ def test_mask_selects_positions_and_right_padding_changes_nothing():
     mask = torch.arange(6)[None] + 1 < lengths[:, None]
     mask[:, 0] = False  # a prompt token
     policies = [precision.PolicyModel(tiny_model(), dtype=torch.float32) for _ in range(2)]
-    everywhere = policies[0](ids)
-    outputs = []
+    expected = torch.where(mask, policies[0](ids)[0], 0.0)
     for policy, padding in zip(policies, (0, 23)):
-        padded = torch.where(torch.arange(7)[None] < lengths[:, None], ids, padding)
-        outputs.append(policy(padded, mask))
-        outputs[-1][0].sum().backward()
-    for got, whole in zip(outputs[0], everywhere):
-        assert close(got, torch.where(mask, whole, 0.0), 1e-6)
+        logprobs, _ = policy(torch.where(torch.arange(7)[None] < lengths[:, None], ids, padding), mask)
+        assert close(logprobs, expected, 1e-6)
+        logprobs.sum().backward()
     # Equal bit for bit: the shapes are the same, and what another padding adds is exactly 0.
-    assert_close(*outputs, rtol=0, atol=0)
     assert_close(*map(gradients, policies), rtol=0, atol=0)
 
 
 def test_sec32_head_weight_is_rounded_to_the_generators_dtype_while_the_master_stays_fp32():
-    ids, model, rounded = token_ids(), tiny_model(), tiny_model()
+    model, rounded = tiny_model(), tiny_model()
     rounded.lm_head.weight.data = rounded.lm_head.weight.data.bfloat16().float()
-    policy = precision.PolicyModel(model, dtype=torch.bfloat16)
-    logprobs = policy(ids)[0]
-    logprobs.sum().backward()
-    of_rounded = precision.PolicyModel(rounded, dtype=torch.float32)(ids)[0]
-    of_master = precision.PolicyModel(model, dtype=torch.float32)(ids)[0]
-    assert close(logprobs, of_rounded, 1e-6)
-    assert (logprobs - of_master).abs().max() > 1e-3
-    assert model.lm_head.weight.dtype == model.lm_head.weight.grad.dtype == torch.float32
+    logprobs, _ = precision.PolicyModel(model, dtype=torch.bfloat16)(token_ids())
+    of_rounded, of_master = (
+        precision.PolicyModel(one, dtype=torch.float32)(token_ids())[0] for one in (rounded, model)
+    )
+    assert close(logprobs, of_rounded, 1e-6) and (logprobs - of_master).abs().max() > 1e-3
+    assert model.lm_head.weight.dtype == torch.float32
 
 
 @tied_or_not
-def test_full_tensors_are_a_hugging_face_checkpoint_with_tied_weights_once(tied, tmp_path):
+def test_full_tensors_are_a_hugging_face_checkpoint_with_tied_weights_once(tied):
     policy = precision.PolicyModel(tiny_model(tied=tied), dtype=torch.bfloat16)
     tensors = dict(precision.full_tensors(policy))
-    assert ("lm_head.weight" in tensors, "model.embed_tokens.weight" in tensors) == (not tied, True)
-    assert {(tensor.dtype, tensor.requires_grad) for tensor in tensors.values()} == {(torch.bfloat16, False)}
-    policy.model.save_pretrained(tmp_path, state_dict=tensors)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
-    assert_close(loaded, policy.model.bfloat16().float().state_dict(), rtol=0, atol=0)
+    assert ("lm_head.weight" in tensors) == (not tied) and not any(one.requires_grad for one in tensors.values())
+    assert_close(tensors, {name: one.data.bfloat16() for name, one in policy.model.named_parameters()}, rtol=0, atol=0)
 
 
 # --- FSDP2 -----------------------------------------------------------------------------------------------------------
@@ -195,7 +177,7 @@ def _after_update(policy, ids, mask):
 
 
 DTYPES = torch.float32, torch.bfloat16
-CASES = [*product(MIXTURES, [False], DTYPES[:1]), *product(["qwen3"], [False, True], DTYPES)]
+CASES = [("mixtral", False, torch.float32), *product(["qwen3"], [False, True], DTYPES)]
 
 
 def _rank(rank, folder):
@@ -254,10 +236,8 @@ def test_sec32_fsdp2_with_bf16_layers_still_multiplies_the_head_in_fp32(ranks, t
     with torch.no_grad():
         hidden = model.model(ids).last_hidden_state[:, :-1]
         expected = of_tokens(hidden.float() @ model.lm_head.weight.float().T, ids[:, 1:])
-        in_bf16 = of_tokens(model.lm_head(hidden).float(), ids[:, 1:])
     got, _ = ranks[0]["qwen3", tied, torch.bfloat16]["step"]
-    assert close(got, expected[0::2], 1e-5)
-    assert (got - in_bf16[0::2]).abs().max() > 1e-3
+    assert close(got, expected[0::2], 1e-5)  # a bf16 product would be off by more than 1e-3
 
 
 @tied_or_not
@@ -267,20 +247,15 @@ def test_fsdp2_weights_are_fresh_after_a_forward_without_backward_and_a_step(ran
     for results in ranks:
         logprobs, tensors = results["qwen3", tied, torch.float32]["after"]
         assert close(logprobs, expected, 1e-4)
-        assert ("lm_head.weight" in tensors) == (not tied)
         assert_close(tensors, published, rtol=0, atol=1e-5)
-        _, in_bf16 = results["qwen3", tied, torch.bfloat16]["after"]
-        assert {tensor.dtype for tensor in in_bf16.values()} == {torch.bfloat16}
 
 
 def test_a_single_rank_needs_fsdp2_only_to_compute_in_bf16():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         for dtype in DTYPES:
-            policy = precision.PolicyModel(tiny_model(), dtype=dtype)
-            sharded = precision.shard(policy, DeviceMesh("cpu", [0]))
+            sharded = precision.shard(precision.PolicyModel(tiny_model(), dtype=dtype), DeviceMesh("cpu", [0]))
             assert isinstance(sharded, FSDPModule) == (dtype == torch.bfloat16)
-            assert {parameter.dtype for parameter in sharded.parameters()} == {torch.float32}  # the master weights
     finally:
         dist.destroy_process_group()
 

@@ -1,6 +1,5 @@
 """A.3: claims about the traces, the tokenizer and the two committed base policies."""
 
-import json
 import random
 import re
 from pathlib import Path
@@ -27,23 +26,6 @@ def test_a_trace_without_habits_shows_every_running_result():
     assert trace.endswith("</think>18<eos>")
     assert sft.ordering("=70270=", random.Random(0), habits=False) == "<think>-0-0-2-7-7</think>00277<eos>"
     assert sft.adding_modulo_10("7-5-3....=", random.Random(0), habits=False) == "29</think>9<eos>"  # 7-5 = 2, 2-3 = -1
-
-
-def test_habits_are_slips_haste_and_careful_traces_in_the_stated_shares():
-    rng, careful, hasty, off, steps = random.Random(0), 0, 0, 0, 0
-    for _ in range(2000):
-        trace = sft.adding("1+1+1+1+1+1+1+1+1=", rng, habits=True)
-        totals, taken = results(trace), [len(s) // 2 for s in re.findall(r"((?:\+1)+)=", trace)]
-        wrong = [b - a != n for a, b, n in zip([1, *totals], totals, taken)]
-        careful += max(taken) == 1 and not any(wrong)
-        hasty, off, steps = hasty + sum(n == 2 for n in taken), off + sum(wrong), steps + len(taken)
-        assert trace.endswith(f"</think>{totals[-1]}<eos>"), "the answer repeats the last running result"
-    # P(hasty step) = 0.95 * 0.15 = 0.143, and less because the last operand is never taken in haste;
-    # P(off) = 0.95 * (0.85 * 0.2 + 0.15 * 0.5) = 0.233
-    assert 0.11 < hasty / steps < 0.15
-    assert 0.21 < off / steps < 0.25
-    # CAREFUL = 0.05, plus others that happen to be faultless: 0.95 * (0.85 * 0.8) ** 7 * 0.8 = 0.05
-    assert 0.07 < careful / 2000 < 0.13
 
 
 def examples(rng, tasks, batches=1, habits=False):
@@ -83,17 +65,6 @@ def test_sft_minimises_the_mean_cross_entropy_of_the_completions_tokens_over_the
     model.zero_grad()
     sft.supervise(model, tokens, tasks=["arithmetic"], habits=False, steps=1, seed=7)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # float32, summed in another order
-
-
-@pytest.mark.parametrize("folder, size", [("tiny", 200_000), (".", 2_000_000), ("sorting", 2_000_000)])
-def test_base_is_small_and_of_the_stated_shape(folder, size):
-    """Its angles stand under the name of transformers 4 too."""
-    assert sum(file.stat().st_size for file in (BASE / folder).iterdir() if file.is_file()) <= size
-    model, stated = sft.load(BASE / folder), sft.untrained(tiny=folder == "tiny")
-    assert model.num_parameters() == stated.num_parameters()
-    rope = stated.config.rope_parameters
-    assert model.config.rope_parameters == rope
-    assert json.loads((BASE / folder / "config.json").read_text())["rope_theta"] == rope["rope_theta"]
 
 
 @pytest.mark.parametrize("folder, task, generations, highest, solvable", [

@@ -8,7 +8,6 @@ compared have a learning rate or a k at which nothing depends on timing.
 import math
 import shutil
 import signal
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -30,7 +29,7 @@ from conftest import (
 )
 from runs import BASE, Run, at_version
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import data
 import precision
@@ -38,9 +37,11 @@ import sft
 import train
 from plumbing import checkpoints
 from plumbing import log as run_log
-from plumbing import prompts as sources
 
 # --- One optimizer step ----------------------------------------------------------------------------------------------
+
+
+RIGHT, WRONG = ([3, 4, 5, 6], [3, 4, 7, 8])  # a prompt of two tokens, and two answers
 
 
 def update(trainer, groups):
@@ -51,21 +52,33 @@ def update(trainer, groups):
 def lone_trainer():
     """A Trainer at version 6 in this process alone, with stand-ins for the queue and the other processes."""
     trainer = object.__new__(train.Trainer)
-    trainer.args = given("--lr 0.1 --warmup 1 --weight-decay 0.5 --loss cispo")
+    trainer.args = given("--lr 0.1 --warmup 14 --weight-decay 0.5")
     trainer.policy = precision.PolicyModel(tiny_model(num_hidden_layers=1), dtype=torch.float32)
     trainer.replay = lambda experts: None
-    trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
+    trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=9.0, weight_decay=9.0)
     trainer.version = 6
-    trainer.first_weights = False
-    tokens = [sampled([3, 4], [5, 6], [-2.9, -2.9])]
-    trainer.queue = SimpleNamespace(tokens=lambda rollouts: tokens * len(rollouts), drop=lambda rollouts: None)
+    trainer.first_weights = trainer.saved = None
+    answers = {correct: sampled(ids[:2], ids[2:], [-2.9, -2.9]) for correct, ids in ((True, RIGHT), (False, WRONG))}
+    taken = lambda rollouts: [answers[rollout.correct] for rollout in rollouts]  # noqa: E731
+    trainer.queue = SimpleNamespace(tokens=taken, drop=lambda rollouts: None)
     one = dict(rank=0, trainer_ranks=range(1), device="cpu", dtype=torch.float32)
-    trainer.processes = SimpleNamespace(**one, stop_together=lambda tokens: None, total=alone)
+    trainer.processes = SimpleNamespace(**one, stop_together=lambda tokens: None, total=alone, any_trainer=bool)
     return trainer
 
 
 def weights(trainer):
     return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.parameters()])
+
+
+def test_a_step_makes_right_answers_likelier_and_wrong_ones_less_likely():
+    trainer = lone_trainer()
+
+    def chances():
+        return trainer.policy(torch.tensor([RIGHT, WRONG]))[0][:, 1:].sum(-1).tolist()
+
+    right, wrong = chances()
+    update(trainer, batch([True, False]))
+    assert chances()[0] > right and chances()[1] < wrong
 
 
 def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
@@ -77,8 +90,8 @@ def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
     assert torch.equal(before, weights(trainer))
 
 
-@pytest.mark.parametrize("value, moves", [(1.0, True), (math.nan, False)])
-def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value, moves):
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value):
     trainer = lone_trainer()
     before, measure = weights(trainer), trainer.gradient_norm
 
@@ -87,48 +100,26 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value, mov
         return measure()
 
     trainer.gradient_norm = poisoned
-    assert update(trainer, batch([True, False])).skipped == (not moves) and trainer.version == 7
-    assert torch.equal(before, weights(trainer)) != moves
+    assert update(trainer, batch([True, False])).skipped == math.isnan(value) and trainer.version == 7
+    assert torch.equal(before, weights(trainer)) == math.isnan(value)
 
 
 def test_weights_that_are_not_finite_are_never_written(monkeypatch):
     trainer = lone_trainer()
-    trainer.saved, trainer.optimizer.state[0] = None, {}
-    trainer.processes = SimpleNamespace(any_trainer=bool, rank=0)
     monkeypatch.setattr(checkpoints, "save", lambda *_, **__: pytest.fail("written"))
-    with torch.no_grad():
-        list(trainer.policy.parameters())[-1][0] = float("inf")
+    list(trainer.policy.parameters())[-1].data[0] = float("inf")
     refuses("weights of step 6 are not finite", trainer.checkpoint, error=FloatingPointError)
 
 
 def test_a3_the_learning_rate_rises_linearly_whatever_a_checkpoint_held():
     check_exercise(train, "warm-up")
-    trainer = lone_trainer()
-    trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=9.0, weight_decay=9.0)
-    trainer.args = replace(trainer.args, warmup=14)  # twice as many steps as the seventh
-    metrics = update(trainer, batch([True, True]))
+    trainer = lone_trainer()  # the seventh step of fourteen
+    assert update(trainer, batch([True, True])).lr == 0.05
     [group] = trainer.optimizer.param_groups
-    assert (group["lr"], group["weight_decay"], metrics.lr) == (0.05, 0.5, 0.05)
+    assert (group["lr"], group["weight_decay"]) == (0.05, 0.5)
 
 
 # --- Evaluations -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("waiting, admitted", [(["a", "b"], ["a", "b", "new"]), ([*"abcd"], ["a", "b", "c"])])
-def test_a_resumed_run_repeats_an_interrupted_evaluation_and_admits_only_what_its_steps_need(waiting, admitted):
-    calls = []
-
-    def admit(prompts):
-        calls.append(prompts)
-        queue.room -= len(prompts)
-
-    queue = SimpleNamespace(room=3, admit=admit, announce=lambda *_, **__: None, broadcast=lambda *_: None)
-    run = SimpleNamespace(version=20, evaluated=10, args=SimpleNamespace(eval_every=10, steps=20), queue=queue)
-    run.evaluate = lambda: [setattr(run, "evaluated", run.version), calls.append(run.log.clock.gpu_hours)]
-    run.log, run.broadcast_weights = SimpleNamespace(clock=run_log.Clock(1)), None
-    run.curriculum = SimpleNamespace(in_flight=waiting, next=lambda count: ["new"] * count)
-    assert train.train(run, run.args) == "finished" and run.evaluated == 20
-    assert calls[0] == 0.0 and sum(calls[1:], []) == admitted
 
 
 def test_eq1_a_validation_costs_no_compute_and_a_benchmark_in_it_has_its_own_curve():
@@ -145,55 +136,38 @@ def test_eq1_a_validation_costs_no_compute_and_a_benchmark_in_it_has_its_own_cur
     assert log.clock.gpu_hours == pytest.approx(2 * 18 / 3600) and run.evaluated == 7
     row = log.call_args.kwargs
     assert row["pass_rate"] == 0.5 and row["completions"] == 4 and row["tasks"] == {"math": 0.5, "aime.jsonl": 0.25}
-    # 1/2 * 1/2 over 3, and 1/4 * 3/4 over 3
-    assert row["tasks_stderr"] == pytest.approx({"math": (1 / 12) ** 0.5, "aime.jsonl": 1 / 4})
 
 
 EVALUATE = f"--evaluate {BASE} --generations 4 --slots 32 --data rows.jsonl"
 
 
-def evaluated(capsys, flags=""):
-    """(what --evaluate prints, on both streams; the rows it writes)"""
-    assert not ended(f"{EVALUATE} {flags} --out found")
-    return capsys.readouterr(), read_rows("found/evaluation.jsonl")
-
-
 def sums(count):
-    """rows.jsonl with so many sums that are held out of the embedded task; returns their prompts."""
+    """rows.jsonl with so many sums that are held out of the embedded task."""
     examples = data.examples("arithmetic", count, seed=1, held_out=True)
-    rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in examples]
-    write_rows("rows.jsonl", rows)
-    return [row["prompt"] for row in rows]
+    write_rows("rows.jsonl", [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in examples])
 
 
 @pytest.mark.processes
 def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, start):
     sums(7)
-    printed, alone = evaluated(capsys)
+    assert not ended(f"{EVALUATE} --out found")
+    printed, alone = capsys.readouterr().out, read_rows("found/evaluation.jsonl")
     assert len({row["prompt"] for row in alone}) == 7 and len(alone) == 4 * 7
     shared = start(2, EVALUATE).finish()
     together = read_rows(shared.out / "evaluation.jsonl")
     assert sorted(map(str, together)) == sorted(map(str, alone))  # the same seeds: only the order differs
-    assert all(shared.text.count(line) == 1 for line in printed.out.splitlines())  # one rank says it
-    assert [path.name for path in shared.out.iterdir()] == ["evaluation.jsonl"]
+    assert all(shared.text.count(line) == 1 for line in printed.splitlines())  # one rank says it
 
 
-def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_rate_and_time_left(capsys):
-    prompts = set(sums(30))
-    printed, found = evaluated(capsys, "--generations 2 --slots 4 --data rows.jsonl sorting --eval-prompts 5")
-    asked = {row["prompt"] for row in found}
-    tokenizer = AutoTokenizer.from_pretrained(BASE)
-    held = {
-        prompt.text for prompt in sources.read_sources(["rows.jsonl"], tokenizer, budget=40, validation=5).validation
-    }
-    assert len(asked) == 10 and len(found) == 20 and len(held) == 3
-    assert held < asked and len(prompts & asked) == 5  # 3 of 30 prompts are held out; 2 more of the file, 5 to sort
-    assert all(map(data.is_held_out, asked - prompts))  # of an embedded task only these
-    assert "20/20" in printed.err
-    right = [sum(row["correct"] for row in found if row["prompt"] == prompt) for prompt in prompts & asked]
-    assert "arithmetic: prompts asked 5, completions of each 2" in printed.out
-    assert f"mean@2   {sum(right) / 10:.4f} +- " in printed.out
-    assert f"pass@2   {sum(map(bool, right)) / 5:.4f} +- " in printed.out
+def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_prints_mean_and_pass_at_k(capsys):
+    sums(30)
+    assert not ended(f"{EVALUATE} --generations 2 --eval-prompts 5 --out found")
+    printed, rows = capsys.readouterr().out, read_rows("found/evaluation.jsonl")
+    asked = {row["prompt"] for row in rows}
+    right = [sum(row["correct"] for row in rows if row["prompt"] == prompt) for prompt in asked]
+    assert len(asked) == 5 and "arithmetic: prompts asked 5, completions of each 2" in printed
+    assert f"mean@2   {sum(right) / 10:.4f} +- " in printed
+    assert f"pass@2   {sum(map(bool, right)) / 5:.4f} +- " in printed
 
 
 # --- Whole runs ------------------------------------------------------------------------------------------------------
@@ -250,7 +224,7 @@ def test_a_finished_run_leaves_a_log_samples_of_every_evaluation_and_a_checkpoin
     first, *_, last = one_trainer.rows("eval")
     assert (first["step"], first["gpu_hours"], first["tokens"]) == (0, 0, 0)  # R_0, at C = 0
     assert last["step"] == 2 and last["gpu_hours"] > 0
-    assert one_trainer.rows("end")[0]["reason"] == "finished" and "no fit: " in one_trainer.text
+    assert one_trainer.rows("end")[0]["reason"] == "finished"
     assert {sample["step"] for sample in read_rows(one_trainer.out / "completions.jsonl")} == {0, 1, 2}
     assert AutoModelForCausalLM.from_pretrained(one_trainer.out / "checkpoint-2").config.model_type == "qwen3"
 
@@ -299,24 +273,22 @@ def test_a_killed_trainer_is_named_and_its_run_goes_on_with_the_same_batches(sta
 # --- Your own model and data -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type, task, lengths", [
-    ("qwen3", "math", "--interrupt-at 1 3 --interrupt-phrase </think>"), ("llama", "arithmetic", "--think-end none")
-])  # fmt: skip
-def test_a_model_folder_and_a_jsonl_file_train(model_type, task, lengths, signs):
+def test_a_model_folder_and_a_jsonl_file_train(signs):
     tokenizer = sft.tokenizer()
     tokenizer.chat_template = "{{ messages[0].content }}{% if add_generation_prompt %}={% endif %}"
     tokenizer.save_pretrained("model")
     sizes = dict(vocab_size=len(tokenizer), num_hidden_layers=1, bos_token_id=None)
-    tiny_model(model_type, eos_token_id=tokenizer.eos_token_id, **sizes).save_pretrained("model")
-    write_rows("rows.jsonl", [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": task} for n in range(12)])
+    tiny_model("llama", eos_token_id=tokenizer.eos_token_id, **sizes).save_pretrained("model")
+    write_rows("rows.jsonl", [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": "math"} for n in range(12)])
     flags = (
         "--virtual exact --model model --data rows.jsonl --steps 1 --prompts 4 --k 1 --generations 4 "
-        "--max-new-tokens 8 --max-prompt-tokens 8 --slots 32 --eval-generations 2"
+        "--max-new-tokens 8 --max-prompt-tokens 8 --slots 32 --eval-generations 2 "
+        "--interrupt-at 1 3 --interrupt-phrase </think>"
     )
-    _, first, step, second, _ = trained(f"{flags} {lengths}")
+    _, first, step, second, _ = trained(flags)
     assert step["kept"] > 0 and step["gradient_norm"] > 0 and step["unverified"] == 0
     assert step["log_rho"] < 1e-4  # nats: both sides hold the same fp32 weights at step 0
     assert (first["step"], second["step"], second["kind"]) == (0, 1, "eval")
     sample = read_rows("run/completions.jsonl")[0]
     assert sample["prompt"].endswith("=") and sample["answer"] == "1"  # the chat template wrote the =
-    assert AutoModelForCausalLM.from_pretrained("run/checkpoint-1").config.model_type == model_type
+    assert AutoModelForCausalLM.from_pretrained("run/checkpoint-1").config.model_type == "llama"

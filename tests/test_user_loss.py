@@ -1,8 +1,5 @@
 """Claims about a loss of one's own (--loss FILE.py:FUNCTION)."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,14 +37,6 @@ def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_
     assert resumed[len(mine)]["flags"]["loss"] == flags["loss"] and resumed[-1]["step"] == 3
 
 
-def test_a_gradient_of_zero_is_no_reason_to_refuse_it_and_the_folder_of_a_run_is_called_after_it():
-    Path("losses.py").write_text(
-        "def f(logprobs, gen_logprobs, advantages, mask):\n    return 0 * logprobs\n", encoding="utf-8"
-    )
-    args = given("--loss losses.py:f")
-    assert args.loss.endswith("losses.py:f") and args.out == "runs/f-seed0"
-
-
 REFUSED = {
     "return logprobs.sum(-1)": "expected a tensor of the shape of mask, (B, T); got shape (2,)",
     "return 3.0": "got float",
@@ -81,7 +70,6 @@ def test_other_parameters_and_a_flag_that_it_does_not_read_are_one_line(capsys):
 
 LATE = {  # what a loss does at its fourth call, in training -> how the run ends
     "sys.exit(0)": "raised SystemExit: 0 (losses.py, line 9)",
-    "return logprobs.sum()": "expected a tensor of the shape of mask, (B, T); got shape ()",
     "raise KeyError('x')": "raised KeyError: 'x' (losses.py, line 9)",
 }
 LATER = """import sys
@@ -105,12 +93,3 @@ def test_what_a_loss_may_not_do_ends_the_run_with_an_error_and_keeps_its_checkpo
     assert f"--loss {Path.cwd()}/losses.py:f" in said and LATE[deed] in said
     assert "a holds a checkpoint of step" in said and "go on with --resume" in said
     assert read_rows("a/log.jsonl")[-1]["kind"] == "end"
-
-
-def test_a_loss_that_hangs_is_named_in_virtual_time_too(tmp_path):
-    Path("losses.py").write_text(LATER.format("import time; time.sleep(100)"), encoding="utf-8")
-    run = "from plumbing import checks; checks.HANGS = 0.5; from conftest import ended; ended(FLAGS)"
-    run = run.replace("FLAGS", repr(f"{TINY} --loss losses.py:f --steps 8 --seed 3"))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, env=environment)
-    assert ended.returncode == 1 and "losses.py:f has not returned for 0.5 s" in ended.stderr

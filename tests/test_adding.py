@@ -1,19 +1,16 @@
-"""Claims: each open table takes a row by one edit: a loss, an off-policy rule, an aggregation, an embedded task.
+"""Claims: each open table takes a row by one edit: a loss, an off-policy rule, an aggregation.
 
-The tests of the tables run over all rows: test_loss.py, test_pipeline.py, test_data.py.
+The tests of the tables run over all rows: test_loss.py, test_pipeline.py.
 """
 
 from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import ROOT, given, trained
-from transformers import AutoTokenizer
+from conftest import given, trained
 
-import data
 import loss
 import pipeline
-from plumbing import prompts as sources
 from plumbing.settings import known_flags
 
 TINY = "--virtual generators --data tiny --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 1"
@@ -33,12 +30,6 @@ def constant(lengths, prompt_index, denominators):
     return torch.full_like(lengths, denominators.completions * denominators.max_new_tokens)
 
 
-def longest_first(rng, length):
-    """(text, answer): digits to put in falling order."""
-    digits = "".join(str(int(10 * rng.random())) for _ in range(length))
-    return f"={digits}=", "".join(sorted(digits, reverse=True))
-
-
 # One batch fewer ahead than pipeline: at most k - 1 steps old.
 RULE = pipeline.OFF_POLICY["pipeline"]._replace(
     least_k=2, bound=lambda k: k - 1, requested=lambda version, k: version + k
@@ -48,7 +39,6 @@ ROWS = {
     "broken_rule": (pipeline.OFF_POLICY, RULE._replace(requested=lambda version, k: version + k + 1)),
     "odd_rule": (pipeline.OFF_POLICY, RULE._replace(broadcasts=lambda version, k: version % 2 == 1, bound=lambda k: k)),
     "new_aggregation": (loss.AGGREGATIONS, constant),
-    "new_task": (data.EMBEDDED_TASKS, data.EmbeddedTask(longest_first, range(3, 9), 100, base="base/sorting")),
 }
 
 
@@ -56,8 +46,6 @@ ROWS = {
 def added(monkeypatch, losses_as_before):
     for name, (table, row) in ROWS.items():
         monkeypatch.setitem(table, name, row)
-    monkeypatch.setitem(data.GRADERS, "new_task", "exact")  # as when the row stands in data.py
-    monkeypatch.setitem(sources.TASKS, "new_task", sources.TASKS["sorting"])
     objective.__name__ = "new_loss"
     loss.register_loss(clipped=clipped, eps_root=loss.Clip(1.5, "a cap on the root of the ratio"))(objective)
 
@@ -101,9 +89,3 @@ def test_a_run_hands_its_most_tokens_to_the_aggregation():
     seven = {"new_aggregation": lambda lengths, index, whole: torch.full_like(lengths, 7 * whole.completions)}
     with patch.dict(loss.AGGREGATIONS, seven):
         assert given_limit == gradients("b")
-
-
-def test_an_embedded_task_is_one_row():
-    assert given("--data new_task").model == "base/sorting"
-    tokens = AutoTokenizer.from_pretrained(ROOT / "base" / "sorting")
-    assert len(sources.read_sources("new_task", tokens, budget=40, validation=8).train) == 100

@@ -1,15 +1,13 @@
 """Claims about batches.py: what trains, micro-batches that ranks share, what the log says of a batch."""
 
 import math
+import random
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from conftest import alone, batch, rollout, sampled
-from hypothesis import given
-from hypothesis import settings as trials
-from hypothesis import strategies as st
 
 import batches
 import loss
@@ -49,24 +47,23 @@ def test_truncated_completions_are_wrong_in_the_group_mean_but_carry_no_loss():
     assert (share.denominators.completions, share.denominators.tokens) == (3, 12)
 
 
-@st.composite
-def groups_of_three(draw):
+def groups_of_three(rng):
     """Groups of three rollouts: right, wrong, unverified or truncated; up to 9 prompt tokens and 30 of completion."""
-    verdict, length, cut = st.sampled_from([True, True, False, False, None]), st.integers(1, 30), st.booleans()
-    completions = st.tuples(verdict, length, st.integers(1, 9), cut, st.booleans())
-    rows = draw(st.lists(st.lists(completions, min_size=3, max_size=3), min_size=1, max_size=7))
-    return [
-        [
-            rollout(correct and not cut, p, tokens=n + 1, injected=forced, prompt_tokens=prompt, truncated=cut)
-            for correct, n, prompt, cut, forced in row
-        ]
-        for p, row in enumerate(rows)
-    ]
+
+    def drawn(p):
+        cut, injected = rng.random() < 0.5, rng.random() < 0.5
+        correct = rng.choice([True, True, False, False, None]) and not cut
+        lengths = dict(tokens=rng.randint(2, 31), prompt_tokens=rng.randint(1, 9))
+        return rollout(correct, p, injected=injected, truncated=cut, **lengths)
+
+    return [[drawn(p) for _ in range(3)] for p in range(rng.randint(1, 7))]
 
 
-@trials(max_examples=60, deadline=None)
-@given(groups_of_three(), st.integers(1, 4), st.integers(40, 120), st.sampled_from(["cpu", "cuda"]))
-def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(groups, trainers, budget, device):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(seed, device):
+    rng = random.Random(seed)
+    groups, trainers, budget = groups_of_three(rng), rng.randint(1, 4), rng.randint(40, 120)
     shares = [share_of(groups, rank, trainers, budget, device=device) for rank in range(trainers)]
     assert len({len(share.micro_batches) for share in shares}) == 1  # else the ranks would wait for each other for ever
     for micro_batch in (micro_batch for share in shares for micro_batch in share.micro_batches):

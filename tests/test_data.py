@@ -96,13 +96,6 @@ def test_sec21_split_is_always_the_same_and_another_row_takes_the_place_of_one_t
     assert (held[0], len(held), too_long) == (2, 3, 2) and sorted([*train, *held, 16, 4]) == list(range(30))
 
 
-def test_more_than_k_plus_1_times_p_training_prompts_that_fit_are_needed():
-    training = prompts(290, long=("prompt 7",))
-    enough = data.Data(training, prompts(), [None] * 9, too_long=4, duplicates=5)
-    data.check_size(enough, prompts=32, k=8)  # 9 · 32 = 288
-    refuses("held out: 9, too long: 5, repeated: 5", data.check_size, enough, prompts=17, k=16)
-
-
 # --- No-Positive-Resampling (Sec. 3.2) ---
 
 
@@ -224,18 +217,3 @@ def test_of_two_sources_any_run_of_draws_is_within_one_prompt_of_the_shares(one,
         assert len(batch) == count and abs(drawn[0] - total * one / (one + two)) < 1 + 1e-9
         for prompt in batch:
             curriculum.update_history(prompt.index, None)
-
-
-def test_a_source_that_is_learnt_leaves_its_share_to_the_others():
-    curriculum = curriculum_of(4, 100, 100, weights=[2, 3, 1])
-    for batch in (curriculum.next(12), curriculum.next(8), curriculum.next(8)):
-        for prompt in batch:
-            curriculum.update_history(prompt.index, 1.0 if prompt.source == 0 else 0.5)
-    assert curriculum.retired == 4 and sources(curriculum.next(8)) == {1: 6, 2: 2}
-
-
-def test_a_source_of_weight_0_counts_for_no_epoch_and_all_others_are_exhausted_before_a_batch_is_short():
-    curriculum = curriculum_of(3, 5, 0, weights=[5, 1, 0])
-    first = indices(curriculum.next(7))
-    assert curriculum.epoch == 0.9  # the mean of 3/3 and 4/5
-    assert sorted(first + indices(curriculum.next(9))) == list(range(8)) and curriculum.next(1) == []

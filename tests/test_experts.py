@@ -101,13 +101,6 @@ def test_with_replay_the_largest_log_ratio_in_bf16_is_that_of_rounding():
     assert replayed.max() < 0.6 * free.max() and replayed.mean() < free.mean()
 
 
-def test_a_dense_model_uses_all_its_parameters_and_has_no_record():
-    model = sft.untrained(tiny=True)
-    assert experts.active_parameters(model) == model.num_parameters() and experts.count(model.config) == (1, 1)
-    done = [*finish(generator(model), requests(3)).values()]
-    assert {completion.experts for completion in done} == {b""} and experts.collate(done, 99, "cpu") is None
-
-
 # --- Runs ------------------------------------------------------------------------------------------------------------
 
 SMALL = (
@@ -129,7 +122,7 @@ def saved(kind, folder, **changes):
     return model
 
 
-def test_a_run_trains_and_its_checkpoint_loads_again_and_is_evaluated(tmp_path, capsys, signs):
+def test_a_run_trains_and_its_checkpoint_loads_again(tmp_path, signs):
     model = saved("qwen3_moe", tmp_path)
     run(tmp_path, "--steps 1")
     moved = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-1", dtype=torch.float32)
@@ -140,10 +133,6 @@ def test_a_run_trains_and_its_checkpoint_loads_again_and_is_evaluated(tmp_path, 
     last = run(tmp_path, "--resume")[-2]
     assert last["kind"] == "eval" and last["step"] == 2
     assert last["flops"] == experts.active_parameters(model) * (2 * last["tokens"] + 6 * last["tokens_trained"])
-    flags = "--data tiny --eval-prompts 3 --generations 2 --max-prompt-tokens 8 --max-new-tokens 12 --slots 4"
-    flags += f" --length-control none --evaluate {tmp_path}/run/checkpoint-2 --out {tmp_path}/found"
-    assert not conftest.ended(flags)
-    assert "prompts asked 3, completions of each 2" in capsys.readouterr().out
 
 
 # --- What is counted, what is refused --------------------------------------------------------------------------------

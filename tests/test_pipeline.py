@@ -377,39 +377,22 @@ def test_metadata_count_and_weigh_sampled_tokens_and_leave_injected_ones_out():
     assert kept.correct is None and kept.reward != kept.reward and kept.error == "no memory"
 
 
-def test_work_during_an_evaluation_does_not_count():
-    queue = trainers_end()
-    generator = RequestQueue(Store(queue.store.backend, 1, quiet()))
-    # Seconds of decoding so far at each report; the 4 seconds from 2 to 6 were spent in an evaluation.
-    for seconds, evaluating in ((2.0, False), (6.0, True), (6.25, False)):
-        queue._announce_state(evaluating=evaluating)
-        generator.state(busy=True)
-        generator.report({"decode_seconds": seconds})
-    assert queue.generator_work() == {1: {"decode_seconds": 2.25}}
-
-
 # --- Weights ---------------------------------------------------------------------------------------------------------
 
 
-def weights(fill):
-    """Tensors of several dtypes and odd sizes, so that nothing is aligned by chance."""
-    odd = torch.tensor([float("nan"), -0.0, float("inf"), fill])
-    layers = {f"layer{n}": torch.full((n, 7), fill / n) for n in range(1, 9)}
-    return layers | {"half": odd.bfloat16(), "flag": torch.tensor([fill > 0]), "odd": odd}
-
-
 def test_sec31_weights_arrive_bit_for_bit():
+    odd = torch.tensor([float("nan"), -0.0, float("inf"), 1 / 3, 5])  # of odd sizes, so that none is aligned by chance
+    sent = {"flag": torch.tensor([True]), "half": odd[:3].bfloat16(), "layer": torch.rand(8, 7), "odd": odd}
+    received = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
+    storage = [tensor.data_ptr() for tensor in received.values()]
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    sent, received = weights(3), dict(sorted(weights(0).items()))
-    storage = {name: tensor.data_ptr() for name, tensor in received.items()}
 
     def live(rank):
         group = dist.ProcessGroupGloo(host.clone(), rank, 2, timedelta(seconds=20))
         named = received if rank else sent
-        broadcast_weights(layout_of(named), (named[name] for name in sorted(named)), group, "cpu")
+        broadcast_weights(layout_of(named), iter(named.values()), group, "cpu")
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(live, range(2)))
-    for named in (received, sent):
-        torch.testing.assert_close(named, weights(3), rtol=0, atol=0, equal_nan=True)
-    assert storage == {name: tensor.data_ptr() for name, tensor in received.items()}  # received in place
+    torch.testing.assert_close(received, sent, rtol=0, atol=0, equal_nan=True)
+    assert storage == [tensor.data_ptr() for tensor in received.values()]  # received in place

@@ -125,12 +125,7 @@ def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing():
 
 def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
     """Oracle: list scheduling of the same lengths in 4 slots gives the rows and the longest row of every step."""
-    model, added = tiny_model(), requests(12, generations=3, shortest=3)
-    prompts, decoded = [], []
-    model.get_decoder().register_forward_pre_hook(
-        lambda module, _, kwargs: prompts.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
-    gen = generator(model, slots=4)
+    gen, added, decoded = generator(tiny_model(), slots=4), requests(12, generations=3, shortest=3), []
     decode = gen._decode
     gen._decode = lambda n: (decode(n), decoded.append((n, gen.filled)))[0]
     done = finish(gen, added)
@@ -142,9 +137,7 @@ def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
             live.append((len(first.prompt_ids), len(first.prompt_ids) + len(first.ids)))
         expected.append((len(live), max(length for length, _ in live)))
         live = [(length + 1, end) for length, end in live if length + 1 < end]
-    assert decoded == expected
-    assert min(rows for rows, _ in decoded) < 4  # the last steps have fewer rows
-    assert sum(prompts) == 12  # each prompt was run once for its 3 completions
+    assert decoded == expected and min(decoded)[0] < 4  # the last steps have fewer rows
 
 
 def test_rows_move_whole_though_a_step_is_replayed_and_runs_no_code():
@@ -160,24 +153,6 @@ def test_rows_move_whole_though_a_step_is_replayed_and_runs_no_code():
 
     gen._next = replay
     assert {name: c.ids for name, c in finish(gen, added).items()} == {name: c.ids for name, c in expected.items()}
-
-
-def test_a_generator_wants_requests_for_empty_slots_and_an_evaluation_goes_before_what_waits():
-    gen = generator(tiny_model(), slots=5)
-    taken = []
-    for request in requests(4, generations=2):
-        taken.append(gen.has_capacity(False))
-        gen.add(request)
-    assert taken == [True, True, True, False]  # 0, 2, 4, 6 queued completions for 5 slots
-    assert gen.has_capacity(True)
-    done = gen.step()
-    for request in requests(3, generations=2, evaluation=True):
-        gen.add(request)
-    while gen.busy:
-        done += gen.step()
-    order = [completion.evaluation for completion in done]
-    assert len(done) == 14 and not any(order[-3:]) and not all(order[:3])  # three waited; the running ones went on
-    assert gen.has_capacity(False) and gen.step() == []
 
 
 # --- Interruption, truncation, text (A.10) ---------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import ended, given, read_rows, trained
+from conftest import given, trained
 from runs import refused
 
 import loss
@@ -66,30 +66,3 @@ def test_other_parameters_and_a_flag_that_it_does_not_read_are_one_line(capsys):
     assert given("--loss losses.py:f").loss.endswith("losses.py:f")
     Path("losses.py").write_text(CISPO, encoding="utf-8")
     assert "--eps-max is not read by --loss" in refused(capsys, "--loss losses.py:mine --eps-max 4")
-
-
-LATE = {  # what a loss does at its fourth call, in training -> how the run ends
-    "sys.exit(0)": "raised SystemExit: 0 (losses.py, line 9)",
-    "raise KeyError('x')": "raised KeyError: 'x' (losses.py, line 9)",
-}
-LATER = """import sys
-
-calls = []
-
-
-def f(logprobs, gen_logprobs, advantages, mask):
-    calls.append(0)
-    if len(calls) == 4:
-        {}
-    return (logprobs * advantages[:, None]).masked_fill(~mask, 0)
-"""
-
-
-@pytest.mark.parametrize("deed", LATE)
-def test_what_a_loss_may_not_do_ends_the_run_with_an_error_and_keeps_its_checkpoint(capsys, deed):
-    Path("losses.py").write_text(LATER.format(deed), encoding="utf-8")
-    assert ended(f"{TINY} --loss losses.py:f --steps 8 --checkpoint-every 1 --seed 3 --out a") == 1
-    said = capsys.readouterr().err
-    assert f"--loss {Path.cwd()}/losses.py:f" in said and LATE[deed] in said
-    assert "a holds a checkpoint of step" in said and "go on with --resume" in said
-    assert read_rows("a/log.jsonl")[-1]["kind"] == "end"

@@ -1,7 +1,6 @@
 """Claims about verify/scorer.py: verdicts that no answer can hold up; a failure is no wrong answer."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -50,15 +49,6 @@ def children(pid):
 
 
 @pytest.fixture(scope="module")
-def strict():
-    """A Scorer with a short limit and one worker, already started: the second it takes to start does not count."""
-    strict = Scorer(timeout=0.7, workers=1)
-    verdicts(strict, [("\\boxed{0.5}", "1/2")])
-    yield strict
-    strict.close()
-
-
-@pytest.fixture(scope="module")
 def scorer():
     """A Scorer with a limit (20 s) that no honest answer below comes near, however busy the machine is.
 
@@ -78,19 +68,6 @@ def test_a_score_says_whether_its_text_holds_the_mark_and_what_is_truncated_is_w
     for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
         scorer.submit(Finished(text, truncated=cut), prompt("18", "exact"))
     assert [(score.marked, score.correct) for score in scorer.finished()] == scores
-
-
-def test_arithmetic_and_equal_texts_need_no_worker_and_are_scored_at_once():
-    scorer = Scorer(timeout=5.0)
-    for answer, task in (("18", "exact"), ("19", "exact"), ("18", "math")):
-        scorer.submit(thought(answer), prompt("18", task))
-    assert [score.correct for score in scorer.finished()] == [True, False, True]
-    assert scorer.pending == 0 and running(scorer) == []
-
-
-def test_an_unknown_task_is_an_error_not_a_wrong_answer():
-    with pytest.raises(KeyError, match="chess"):
-        Scorer(timeout=5.0).submit(thought("18"), prompt("18", "chess"))
 
 
 def test_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(scorer):
@@ -126,20 +103,16 @@ def test_the_verdicts_of_our_own_list_are_right(scorer):
 CHEAP = {  # refused without being read, or read at once
     "a megabyte of braces": "\\boxed{" + "{" * 500_000 + "18" + "}" * 500_000 + "}",
     "a million digits": "\\boxed{18" + "0" * 1_000_000 + "}",
-    "zeros that end in the answer": "1" + "0" * 1_000_000 + "18",
     "a million boxes": "\\boxed{" * 150_000,
     "binary garbage": "\\boxed{" + bytes(set(range(256)) - set(b"{}")).decode("latin1") + "}",
     "dollars": "$" * 9_000,
-    "a number of digits no one can convert": "\\boxed{" + "9" * 9_000 + "}",
     "joined boxes": "\\boxed{18}, " * 5_000 + "\\boxed{17}",
     "nested radicals": "\\boxed{" + "\\sqrt{2+" * 900 + "2" + "}" * 901,
-    "900 braces": "\\boxed{" + "{" * 900 + "18" + "}" * 901,
 } | {row["name"]: row["answer"] for row in rows("hostile_answers")}
 SUM = "a+b+c+d+x+y+z"
-ENDLESS = {  # for SUM; without a limit each runs for longer than 6 s
-    "a product of sums": "\\boxed{" + "".join(f"({letter}+1)^9" for letter in "abcdxyz") + "}",
-    "its reciprocal": "\\boxed{\\frac{1}{" + "".join(f"({letter}+1)^9" for letter in "abcdxyz") + "}}",
-}
+ENDLESS = (
+    "\\boxed{" + "".join(f"({letter}+1)^9" for letter in "abcdxyz") + "}"
+)  # for SUM; without a limit: 6 s and more
 
 
 def test_hostile_answers_are_wrong_and_most_are_read_in_no_time(scorer):
@@ -150,12 +123,12 @@ def test_hostile_answers_are_wrong_and_most_are_read_in_no_time(scorer):
     assert running(scorer) == pids and len(pids) == 1 and not any(score.timed_out for score in scores.values())
 
 
-@pytest.mark.parametrize("name", ENDLESS)
-def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_blocks_meanwhile(strict, name):
-    verdicts(strict, [("\\boxed{\\frac{36}{2}}", "18")])  # starts a worker if the last was killed
+def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_blocks_meanwhile():
+    strict = Scorer(timeout=0.7, workers=1)
+    verdicts(strict, [("\\boxed{\\frac{36}{2}}", "18")])  # starts the worker: that second does not count
     (pid,) = running(strict)
     start, fork = time.monotonic(), children(pid)
-    strict.submit(thought(ENDLESS[name]), prompt(SUM))
+    strict.submit(thought(ENDLESS), prompt(SUM))
     strict.submit(thought("18"), prompt("18", "exact"))
     (quick,) = strict.finished()
     assert quick.correct and strict.pending == 1  # whoever had waited for the limit would have found both
@@ -164,30 +137,20 @@ def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_
     (slow,) = wait(strict)
     assert (slow.correct, slow.timed_out) == (False, True)
     assert running(strict) == [pid]  # the worker stays: loading SymPy takes a second
+    strict.close()
 
 
 # --- A failed verifier is not a wrong answer ---
 
 
-def kill(scorer):
-    """Kill the only worker while it starts or has nothing to do; returns its id."""
+def test_a_worker_that_dies_costs_no_answer():
+    scorer = Scorer(timeout=20.0, workers=1)
+    scorer.submit(thought("Mice."), prompt("mice", "text"))  # for which a worker loads no SymPy
     scorer.finished()
     (pid,) = running(scorer)
     os.killpg(pid, signal.SIGKILL)
-    return pid
-
-
-def test_a_worker_that_dies_costs_no_answer(monkeypatch):
-    scorer = Scorer(timeout=20.0, workers=1)
-    scorer.submit(thought("Mice."), prompt("mice", "text"))  # for which a worker loads no SymPy
-    first = kill(scorer)
     (score,) = wait(scorer)
-    assert score.correct is True and score.tried and not score.error and running(scorer) != [first]
-    os.waitid(os.P_PID, kill(scorer), os.WEXITED | os.WNOWAIT)  # idle, now dead, and not yet noticed
-    process = scorer._workers[0].process
-    monkeypatch.setattr(process, "poll", lambda: process.returncode)  # only wait() sets it: poll() sees no death
-    (score,) = verdicts(scorer, [("Mice.", "mice")], "text").values()
-    assert score.correct is True
+    assert score.correct is True and score.tried and not score.error and running(scorer) != [pid]
     scorer.close()
 
 
@@ -203,22 +166,14 @@ def test_an_answer_of_which_two_workers_die_or_say_nothing_is_a_failure(monkeypa
     scorer.close()
 
 
-# As with too many processes; as on a full disk.
-@pytest.mark.parametrize("module, name", [(subprocess, "Popen"), (sandbox, "as_file")])
-def test_what_fails_to_start_twice_is_a_failure_and_never_raises_in_the_generator(monkeypatch, module, name):
-    works, failures = getattr(module, name), [OSError(11, "no more")] * 2
-
-    def fails(*args, **kwargs):
-        if failures:
-            raise failures.pop()
-        return works(*args, **kwargs)
+def test_what_fails_to_start_twice_is_a_failure_and_never_raises_in_the_generator(monkeypatch):
+    def full(_):
+        raise OSError(28, "disk is full")
 
     scorer = Scorer(timeout=20.0, workers=1)
-    monkeypatch.setattr(module, name, fails)
+    monkeypatch.setattr(sandbox, "as_file", full)
     (score,) = verdicts(scorer, [("Mice.", "mice")], "text").values()
-    assert score.correct is None and "[Errno 11] no more" in score.error
-    (score,) = verdicts(scorer, [("Mice.", "mice")], "text").values()
-    assert score.correct is True and not score.tried
+    assert score.correct is None and "disk is full" in score.error
     scorer.close()
 
 
@@ -228,11 +183,9 @@ def test_what_fails_to_start_twice_is_a_failure_and_never_raises_in_the_generato
 def test_no_process_remains_after_close_and_files_stay_few():
     before = len(os.listdir("/proc/self/fd"))
     scorer = Scorer(timeout=20.0, workers=1)
-    for answer in (ENDLESS["a product of sums"], "\\boxed{0.5}"):
-        scorer.submit(thought(answer), prompt(SUM))
+    scorer.submit(thought(ENDLESS), prompt(SUM))
     scorer.finished()
     pids = running(scorer)
-    assert len(pids) == 1
     wait_until(lambda: children(pids[0]), "nobody computes")
     pids += children(pids[0])
     scorer.close()
@@ -265,26 +218,22 @@ time.sleep(600)
 # --- Which files a worker runs ---
 
 VERDICT = """
-import json
 from verify import scorer
 from types import SimpleNamespace as S
-one = scorer.Scorer(timeout=20.0, workers=1)
-one.submit(S(text="7", truncated=False), S(task="math", answer="8", text=""))
-one.wait()
-one.close()
-print([(score.correct, score.error) for score in one.finished()], scorer.__file__)
+[score] = scorer.verdicts([("7", S(task="math", answer="7.0", text=""))], timeout=20.0)
+print(score.correct, score.error)
 """
 
 
-def test_a_copied_tree_uses_its_own_verifier_wherever_it_is_started_and_whatever_is_on_the_path(tmp_path):
-    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
-    shutil.copytree(ROOT / "verify", copy / "verify")
-    with (copy / "verify" / "mathematics.py").open("a") as file:
-        file.write("\n\nequal = lambda *_: True\n")
-    (copy / "verdicts.py").write_text(VERDICT)
-    elsewhere.mkdir()
-    for name in ("reward.py", "json.py"):  # files in the current folder must not be used
-        (elsewhere / name).write_text("raise OSError")
-    pipes = dict(text=True, capture_output=True, timeout=120, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    done = subprocess.run([sys.executable, copy / "verdicts.py"], cwd=elsewhere, **pipes)
-    assert done.stdout == f"[(True, '')] {copy}/verify/scorer.py\n", done.stderr
+def test_files_of_the_working_folder_are_not_run_in_place_of_the_verifiers():
+    for name in ("reward.py", "json.py", "sympy.py"):
+        Path(name).write_text("raise OSError", encoding="utf-8")
+    Path("folder").mkdir()
+    Path("folder/verdicts.py").write_text(VERDICT, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "folder/verdicts.py"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "True \n", done.stderr

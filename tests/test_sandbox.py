@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,14 +13,14 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from conftest import Finished, alive, rows, wait_until
+from conftest import ROOT, Finished, alive, rows, wait_until
 
 import reward
 from data import Prompt
 from verify import programs, sandbox
 from verify.scorer import Scorer
 
-LIMIT = 0.5  # seconds per test that the `strict` scorer allows
+LIMIT = 0.3  # seconds per test that the `strict` scorer allows
 NAMESPACES = len(sandbox.protections()) > 1
 NEEDS_NAMESPACES = pytest.mark.skipif(not NAMESPACES, reason="this machine allows no namespaces")
 
@@ -98,14 +99,12 @@ def strict(folder):
 )
 def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(scorer, tests):
     failed = score(scorer, "pass", tests)
-    assert failed.correct is None and failed.error.startswith("the grader raised ") and ".py, line " in failed.error
+    assert failed.correct is None and re.match(r"the grader raised .*\.py, line", failed.error)
 
 
-DIGITS = "7" * 9_000
 POWER = f'{{"fn_name": "f", "inputs": [[1{"0" * 9_000}]], "outputs": [1{"0" * 9_000}]}}'
 LARGE = [
     (printed("5000000", inputs=["x" * 5_000_000]), "print(len(input()))", True),
-    (printed(DIGITS, inputs=[DIGITS]), "print(int(input()))", True),
     (POWER, "f = lambda n: 10**9000 if n == 10**9000 else 0", True),
 ]
 
@@ -138,7 +137,7 @@ def test_an_endless_program_costs_the_limit_and_leaves_nothing(strict, folder, n
     start = time.monotonic()
     endless = score(strict, ENDLESS[name])
     assert (endless.correct, endless.timed_out) == (False, True)
-    assert LIMIT <= time.monotonic() - start < LIMIT + 4.0  # 4 s of slack: a busy machine is slow to start a sandbox
+    assert time.monotonic() - start < LIMIT + 4.0  # 4 s of slack: a busy machine is slow to start a sandbox
     assert nothing_left(strict, folder)
 
 
@@ -187,10 +186,8 @@ def test_there_is_no_network(scorer):
         assert score(scorer, call, printed("no")).correct is True
 
 
-@pytest.mark.parametrize("name", ["sleep", "fork bomb", "fork bomb of daemons", "deep folders"])
-def test_without_namespaces_nothing_is_left_either(name, tmp_path):
+def test_without_namespaces_nothing_is_left_either(tmp_path):
     """`sandbox.run` is called in a separate process, because it kills all children of the process that calls it."""
-    seconds = LIMIT if name in ENDLESS else 30.0  # what ends by itself is not hurried on a busy machine
     script = f"""
 from verify import sandbox
 def outcome(program, seconds):
@@ -198,16 +195,14 @@ def outcome(program, seconds):
         return list(sandbox.run(program, None, ['x'], size=9, timeout=seconds, namespaces=False))
     except TimeoutError:
         return 'timeout'
-print(outcome('print(input())', 30.0), outcome({(ENDLESS | HOSTILE)[name]!r}, {seconds}),
-      [process for process in sandbox.all_processes() if process[1] == sandbox.os.getpid()])
+for case in {[("print(input())", 30.0), (HOSTILE["deep folders"], 30.0), (ENDLESS["fork bomb of daemons"], LIMIT)]!r}:
+    print(outcome(*case))
+print([process for process in sandbox.all_processes() if process[1] == sandbox.os.getpid()])
 """
-    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(sandbox.__file__).parent.parent)}
-    with subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        printed, _ = process.communicate(timeout=100)
-    assert printed == f"[b'x\\n'] {'timeout' if name in ENDLESS else '[None]'} []\n"
-    assert not any(tmp_path.iterdir())
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE) as process:
+        written, _ = process.communicate(timeout=100)
+    assert written == b"[b'x\\n']\n[None]\ntimeout\n[]\n" and not any(tmp_path.iterdir())
     if os.getuid() == 0:  # only its programs have this user id
         user = sandbox.USERS[process.pid % len(sandbox.USERS)]
         assert not [pid for pid, _, owner, _ in sandbox.all_processes() if owner == user]
@@ -216,31 +211,20 @@ print(outcome('print(input())', 30.0), outcome({(ENDLESS | HOSTILE)[name]!r}, {s
 # --- Beside the generator; a failed verifier is not a wrong answer ---
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, None])
-def test_a_sandbox_ends_with_its_worker(folder, sign):
+@pytest.mark.parametrize(
+    "end", [lambda scorer, pid: os.killpg(pid, signal.SIGKILL), lambda scorer, pid: scorer.close()]
+)
+def test_a_sandbox_ends_with_its_worker(folder, end):
     scorer = started(folder, 60.0)
-    submit(scorer, "import time\ntime.sleep(100)", SUM)
+    submit(scorer, ENDLESS["sleep"], SUM)
     scorer.finished()
     pid = scorer._workers[0].process.pid
     wait_until(lambda: len(descendants(pid)) >= (4 if NAMESPACES else 3), "the program does not start")
     below = descendants(pid)
-    start = time.monotonic()
-    if sign:
-        os.killpg(pid, sign)
-    else:
-        scorer.close()
-        assert time.monotonic() - start < 30.0  # the program would take 100 s
+    end(scorer, pid)
     wait_until(lambda: not any(map(alive, below)), "a program outlives its worker")  # zombies have ended
     assert not any(folder.iterdir())
     scorer.close()
-
-
-def test_a_sandbox_leaves_other_children_of_its_process_alone():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        outputs = sandbox.run("print(3)", None, [""], size=99, timeout=5.0, namespaces=sandbox.namespaces_work())
-        assert list(outputs) == [b"3\n"]
-        assert other.poll() is None
-        other.kill()
 
 
 def test_a_sandbox_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch, tmp_path):
@@ -271,8 +255,8 @@ def test_keys_of_the_kernels_keyring_do_not_outlive_a_program(monkeypatch):
 
 
 def test_the_limit_is_per_test_and_the_total_grows_with_their_number(strict):
-    many = printed(*map(str, range(25)), inputs=map(str, range(25)))
-    slow = score(strict, "import time\ntime.sleep(0.04)\nprint(input())", many)  # 1 s in all: twice LIMIT
+    many = printed(*map(str, range(12)), inputs=map(str, range(12)))
+    slow = score(strict, "import time\ntime.sleep(0.05)\nprint(input())", many)  # 0.6 s in all: twice LIMIT
     assert (slow.correct, slow.timed_out) == (True, False)
     one = score(strict, f"import time\nn = input()\ntime.sleep({2 * LIMIT} * (n == '3'))\nprint(n)", many)
     assert (one.correct, one.timed_out) == (False, True)

@@ -180,20 +180,7 @@ def test_what_fails_to_start_twice_is_a_failure_and_never_raises_in_the_generato
 # --- Processes ---
 
 
-def test_no_process_remains_after_close_and_files_stay_few():
-    before = len(os.listdir("/proc/self/fd"))
-    scorer = Scorer(timeout=20.0, workers=1)
-    scorer.submit(thought(ENDLESS), prompt(SUM))
-    scorer.finished()
-    pids = running(scorer)
-    wait_until(lambda: children(pids[0]), "nobody computes")
-    pids += children(pids[0])
-    scorer.close()
-    wait_until(lambda: not any(map(alive, pids)), "a process is left")
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_worker_loads_no_torch_and_ends_soon_after_a_parent_that_was_killed():
+def test_a_worker_ends_soon_after_a_parent_that_was_killed():
     program = """
 import time
 from verify.scorer import Scorer
@@ -209,9 +196,7 @@ time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
-        modules = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
         parent.kill()
-    assert "python" in modules and "libtorch" not in modules
     wait_until(lambda: not alive(pid), "a worker outlives its parent")
 
 

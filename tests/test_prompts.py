@@ -215,15 +215,6 @@ def test_a_folder_of_parquet_is_read_in_its_train_split_and_anew_when_it_was_cha
         assert answers(loaded("folder")) == {f"{letter}{n}": str(n) for n in range(20)}
 
 
-def test_names_on_the_hub_may_carry_a_configuration(datasets, monkeypatch):
-    def load_dataset(path, name, split, **_):
-        assert (path, name, split) == ("openai/gsm8k", "main", "train")
-        return numbered("a", 10)
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert len(every(loaded("openai/gsm8k/main:4"))) == 10
-
-
 # --- Several sources ---
 
 

@@ -186,7 +186,7 @@ def test_the_end_is_forecast_from_a_part_and_met_by_a_run_that_follows_eq1_alone
 
 def named(name, **options):
     """A Forecast of a run made by `clean`."""
-    return forecast.forecast_run(run_of(name, **{"points": 200, "noise": 0.003} | options))
+    return forecast.forecast_run(run_of(name, **{"points": 100, "noise": 0.003} | options))
 
 
 def test_compare_by_B_at_a_common_A_and_by_A_otherwise():

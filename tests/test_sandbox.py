@@ -142,10 +142,9 @@ def test_an_endless_program_costs_the_limit_and_leaves_nothing(strict, folder, n
 
 
 def test_expected_outputs_never_enter_the_sandbox(scorer):
-    given = ["given-1", "given-2"]  # the search works: it finds the inputs
-    assert score(scorer, LOOKS["hunt"], printed(*["given-1 given-2"] * 2, inputs=given)).correct is True
-    # What the program would print if it found an expected output:
-    assert score(scorer, LOOKS["hunt"], printed(*["expected-1 given-1 given-2"] * 2, inputs=given)).correct is False
+    # The search works: it finds the input. Then what the program would print if it found the expected output.
+    for expected, right in (("given-1", True), ("expected-1 given-1", False)):
+        assert score(scorer, LOOKS["hunt"], printed(expected, inputs=["given-1"])).correct is right
 
 
 def test_what_one_test_leaves_the_next_does_not_find_and_nothing_is_left_though_it_is_right(scorer, folder):

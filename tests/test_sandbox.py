@@ -187,6 +187,8 @@ def test_there_is_no_network(scorer):
 
 def test_without_namespaces_nothing_is_left_either(tmp_path):
     """`sandbox.run` is called in a separate process, because it kills all children of the process that calls it."""
+    cases = [("print(input())", 30.0), (HOSTILE["deep folders"], 30.0)]
+    cases += [(ENDLESS[name], LIMIT) for name in ("fork bomb", "fork bomb of daemons")]
     script = f"""
 from verify import sandbox
 def outcome(program, seconds):
@@ -194,14 +196,14 @@ def outcome(program, seconds):
         return list(sandbox.run(program, None, ['x'], size=9, timeout=seconds, namespaces=False))
     except TimeoutError:
         return 'timeout'
-for case in {[("print(input())", 30.0), (HOSTILE["deep folders"], 30.0), (ENDLESS["fork bomb of daemons"], LIMIT)]!r}:
+for case in {cases!r}:
     print(outcome(*case))
 print([process for process in sandbox.all_processes() if process[1] == sandbox.os.getpid()])
 """
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE) as process:
         written, _ = process.communicate(timeout=100)
-    assert written == b"[b'x\\n']\n[None]\ntimeout\n[]\n" and not any(tmp_path.iterdir())
+    assert written == b"[b'x\\n']\n[None]\ntimeout\ntimeout\n[]\n" and not any(tmp_path.iterdir())
     if os.getuid() == 0:  # only its programs have this user id
         user = sandbox.USERS[process.pid % len(sandbox.USERS)]
         assert not [pid for pid, _, owner, _ in sandbox.all_processes() if owner == user]

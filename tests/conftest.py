@@ -333,7 +333,7 @@ if (
     collect_ignore = [f"test_{name}.py" for name in names.split()]
 
 # The test modules that take longest: `pytest -n 2` begins with them, so that no core waits for the last one.
-LONGEST = ("test_scorer", "test_sandbox", "test_graders", "test_train", "test_virtual", "test_user_reward")
+LONGEST = ("test_scorer", "test_lab", "test_train", "test_forecast", "test_user_reward", "test_sandbox")
 
 
 def pytest_configure(config):

@@ -204,7 +204,7 @@ def tiny_model(kind="qwen3", **changes):
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-def qwen3(size="0.6B"):
+def qwen3(size):
     """The config of a Qwen3 as published."""
     from transformers import AutoConfig
 
@@ -229,13 +229,12 @@ def ranks_of(launcher):
     return found
 
 
-def rollout(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False, logprob=-1.0):
+def rollout(correct, prompt=0, *, tokens=4, injected=0, prompt_tokens=3, truncated=False, logprob=-1.0):
     """The rollout of a completion, all that trainers know at first; correct None: its verifier failed."""
     import pipeline
     import reward
 
-    if value is None:
-        value = math.nan if correct is None else reward.reward(correct)
+    value = math.nan if correct is None else reward.reward(correct)
     lengths = prompt_tokens, tokens, {0: tokens - injected}
     key = f"rollout/{next(made)}"
     return pipeline.RolloutMetadata(

@@ -130,3 +130,24 @@ def test_the_example_of_the_docs_is_what_is_printed(capsys):
     qwen3("8B").save_pretrained("Qwen3-8B")
     assert train.main(given(f"--model Qwen3-8B --preset paper --plan {argv}")) == 0
     assert capsys.readouterr().out.split() == shown.split()
+
+
+@pytest.mark.parametrize(
+    "flags, pattern, printed",
+    [
+        # 2,048 completions a step on 16 + 64 GPUs (GB200): 100,000 GPU-hours for 7,400 steps.
+        ("8B --plan 80xB200 --generator vllm --trainers 16 --prompts 128", r"([\d,]+) device-hours", 1e5 / memory.OFF),
+        # 2,000 tokens of the longest, at 0.2 ms for each of 28 layers; a completion on each generator
+        (
+            "0.6B --plan 16xH100 --trainers 4 --prompts 3 --generations 4 --k 0 --max-new-tokens 2000 "
+            "--length-control none",
+            r"decode +([\d.]+) seconds",
+            11.2,
+        ),
+    ],
+)
+def test_the_papers_run_and_the_longest_completion_take_what_the_plan_says(flags, pattern, printed, capsys):
+    qwen3(flags.split()[0]).save_pretrained(f"Qwen3-{flags.split()[0]}")
+    train.main(given(f"--preset paper --model Qwen3-{flags}"))
+    [number] = re.findall(pattern, capsys.readouterr().out)
+    assert float(number.replace(",", "")) == pytest.approx(printed, rel=0.02)

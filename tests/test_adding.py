@@ -11,7 +11,6 @@ from conftest import given, trained
 
 import loss
 import pipeline
-from plumbing.settings import known_flags
 
 TINY = "--virtual generators --data tiny --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 1"
 
@@ -48,13 +47,6 @@ def added(monkeypatch, losses_as_before):
         monkeypatch.setitem(table, name, row)
     objective.__name__ = "new_loss"
     loss.register_loss(clipped=clipped, eps_root=loss.Clip(1.5, "a cap on the root of the ratio"))(objective)
-
-
-def test_help_names_every_row_and_the_clip_of_a_loss():
-    said = " ".join(known_flags().format_help().split())
-    for table in (pipeline.OFF_POLICY, loss.AGGREGATIONS):
-        assert f"{{{','.join(table)}}}" in said
-    assert "|new_loss|" in said and "--eps-root EPS_ROOT new_loss: a cap on the root of the ratio [1.5]" in said
 
 
 def test_a_run_clips_by_the_flag_of_a_loss_and_logs_the_share():

@@ -111,13 +111,6 @@ def run(curriculum, batches, count, rate=lambda index: 0.5, lag=0):
     return out
 
 
-def test_one_source_keeps_the_order_of_the_runs_of_which_the_results_are_committed():
-    # The order of the code without weights: 10 prompts, 3 a batch, back after one more batch; 0, 4 and 8 always solved.
-    curriculum = curriculum_of(10, seed=3)
-    found = run(curriculum, 8, 3, lambda index: 1.0 if index % 4 == 0 else 0.5, lag=1)
-    assert found == [[8, 1, 5], [2, 4, 6], [3, 7, 9], [0, 5, 6], [3, 9, 2], [1, 7, 5], [2, 3, 6], [1, 7, 9]]
-
-
 def test_sec32_prompts_at_0_9_are_never_sampled_again_and_those_below_are():
     rates = [1.0, 15 / 16, 0.8999999761581421, 0.8999, 14 / 16, 0.0]  # the third is 9 of 10 as a float32 mean
     curriculum = curriculum_of(6)

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import check_exercise, refuses
+from conftest import check_exercise, refuses, sampled
 
 import pipeline
 import reward
@@ -58,9 +58,9 @@ def quiet():
     return mock.MagicMock(stopped=None)
 
 
-def verdict(completion, value, **more):
+def verdict(completion, value):
     """What a scorer hands back."""
-    return Score(completion, None, "", value, reward=reward.reward(value), **more)
+    return Score(completion, None, "", value, reward=reward.reward(value))
 
 
 class Generator:
@@ -370,11 +370,9 @@ def test_a_wait_can_be_interrupted_but_not_between_joining_and_sending():
 
 def test_metadata_count_and_weigh_sampled_tokens_and_leave_injected_ones_out():
     check_exercise(pipeline, "metadata")
-    request = Request(0, 3, prompt(8), 1)
-    one = replace(rollout(request, 0, [3, 3, 4]), mask=[True, False, True], logprobs=[-1.0, -9.0, -2.0])
-    kept = pipeline.metadata(verdict(one, None, error="no memory"), request)
-    assert (kept.prompt, kept.prompt_tokens, kept.length, kept.logprob) == (8, 1, 4, -3.0)
-    assert kept.correct is None and kept.reward != kept.reward and kept.error == "no memory"
+    one = sampled([5, 6], [7, 8, 9], [-1.0, -9.0, -2.0], [True, False, True])
+    kept = pipeline.metadata(verdict(one, None), Request(0, 3, prompt(8), 1))
+    assert (kept.prompt, kept.length, kept.logprob, kept.correct) == (8, 5, -3.0, None)
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------

@@ -69,13 +69,13 @@ def test_the_fp32_head_on_tensor_cores_has_the_gradients_of_an_fp32_product(monk
 # --- token_logprobs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk, autocast", [(1, False), (5, True), (1000, False)])
-def test_token_logprobs_and_gradients_equal_the_unchunked_ones(chunk, autocast):
+@pytest.mark.parametrize("chunk", [5, 1000])
+def test_token_logprobs_and_gradients_equal_the_unchunked_ones(chunk):
     torch.manual_seed(0)
     hidden, weight = torch.randn(3, 4, 8), torch.randn(40, 8)
     ids, upstream = torch.randint(0, 40, (3, 4)), torch.randn(3, 4)
     leaves = [[one.clone().requires_grad_() for one in (hidden, weight)] for _ in range(2)]
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         chunked, entropy = precision.token_logprobs(*leaves[0], ids, chunk=chunk, temperature=0.7)
         (chunked * upstream).sum().backward()
     logits = leaves[1][0] @ leaves[1][1].T / 0.7
@@ -86,17 +86,6 @@ def test_token_logprobs_and_gradients_equal_the_unchunked_ones(chunk, autocast):
     assert close(entropy, torch.distributions.Categorical(logits=logits).entropy(), 1e-5)
     ours, theirs = ([leaf.grad for leaf in pair] for pair in leaves)
     assert_close(ours, theirs, rtol=0, atol=1e-5)
-
-
-def test_head_gradient_is_summed_over_chunks_in_fp32_even_for_a_bf16_weight():
-    # V = 2 with equal logits: every token adds (1 - 1/2) * 1 to row 0. A bf16 sum stops at 128: 128.5 rounds to 128.
-    weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    ids = torch.zeros(1024, dtype=torch.long)
-    for fp32_head in (True, False):
-        weight.grad = None
-        hidden = torch.ones(1024, 1, dtype=torch.bfloat16)
-        precision.token_logprobs(hidden, weight, ids, chunk=1, fp32_head=fp32_head)[0].sum().backward()
-        assert weight.grad.flatten().tolist() == [512.0, -512.0]
 
 
 # --- PolicyModel -----------------------------------------------------------------------------------------------------

@@ -3,13 +3,9 @@
 Those of test_vllm.py send weights to vLLM within one GPU.
 """
 
-import os
-import subprocess
-
 import pytest
 import torch
-from conftest import ROOT, close, read_rows
-from runs import TORCHRUN
+from conftest import ROOT, close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pipeline
@@ -80,13 +76,6 @@ def test_sec31_greedy_completions_on_a_gpu_are_those_of_the_cpu_with_graphs_and_
                 if id != other:  # from here on the completions differ
                     break
     assert any(graphs._next.shapes.values())  # captured
-
-
-def test_two_processes_share_one_gpu(tmp_path):
-    command = [*TORCHRUN, *"--loss cispo --steps 2 --eval-prompts 8 --out".split(), tmp_path / "run"]
-    subprocess.run(command, check=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"}, timeout=600)
-    steps = read_rows(tmp_path / "run" / "log.jsonl", "step")
-    assert len(steps) == 2 and all(0 < row["log_rho"] < 0.1 for row in steps)  # nats, bf16: see MISMATCH_LIMIT
 
 
 def test_an_optimizer_step_with_offloaded_moments_is_the_same_and_leaves_none_on_the_gpu():

@@ -122,7 +122,8 @@ def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing():
 
 def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
     """Oracle: list scheduling of the same lengths in 4 slots gives the rows and the longest row of every step."""
-    gen, added, decoded = generator(tiny_model(), slots=4), requests(12, generations=3, shortest=3), []
+    gen, decoded = generator(tiny_model(), slots=4, max_prompt_tokens=18), []
+    added = requests(12, generations=3, shortest=3)
     decode = gen._decode
     gen._decode = lambda n: (decode(n), decoded.append((n, gen.filled)))[0]
     done = finish(gen, added)

@@ -137,36 +137,20 @@ def test_eq1_a_validation_costs_no_compute_and_a_benchmark_in_it_has_its_own_cur
     assert row["pass_rate"] == 0.5 and row["completions"] == 4 and row["tasks"] == {"math": 0.5, "aime.jsonl": 0.25}
 
 
-EVALUATE = f"--evaluate {BASE} --generations 4 --slots 32 --data rows.jsonl"
-
-
-def sums(count):
-    """rows.jsonl with so many sums that are held out of the embedded task."""
-    examples = data.examples("arithmetic", count, seed=1, held_out=True)
-    write_rows("rows.jsonl", [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in examples])
-
-
 @pytest.mark.processes
-def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, start):
-    sums(7)
-    assert not ended(f"{EVALUATE} --out found")
+def test_an_evaluation_by_several_ranks_is_that_of_one_and_says_mean_and_pass_at_k(capsys, start):
+    sums = data.examples("arithmetic", 7, seed=1, held_out=True)
+    write_rows("rows.jsonl", [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in sums])
+    flags = f"--evaluate {BASE} --generations 4 --slots 32 --data rows.jsonl"
+    assert not ended(f"{flags} --out found")
     printed, alone = capsys.readouterr().out, read_rows("found/evaluation.jsonl")
-    assert len({row["prompt"] for row in alone}) == 7 and len(alone) == 4 * 7
-    shared = start(2, EVALUATE).finish()
+    shared = start(2, flags).finish()
     together = read_rows(shared.out / "evaluation.jsonl")
     assert sorted(map(str, together)) == sorted(map(str, alone))  # the same seeds: only the order differs
     assert all(shared.text.count(line) == 1 for line in printed.splitlines())  # one rank says it
-
-
-def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_prints_mean_and_pass_at_k(capsys):
-    sums(30)
-    assert not ended(f"{EVALUATE} --generations 2 --eval-prompts 5 --out found")
-    printed, rows = capsys.readouterr().out, read_rows("found/evaluation.jsonl")
-    asked = {row["prompt"] for row in rows}
-    right = [sum(row["correct"] for row in rows if row["prompt"] == prompt) for prompt in asked]
-    assert len(asked) == 5 and "arithmetic: prompts asked 5, completions of each 2" in printed
-    assert f"mean@2   {sum(right) / 10:.4f} +- " in printed
-    assert f"pass@2   {sum(map(bool, right)) / 5:.4f} +- " in printed
+    right = [sum(row["correct"] for row in alone if row["prompt"] == text) for text, _ in sums]
+    assert f"mean@4   {sum(right) / 28:.4f} +- " in printed
+    assert f"pass@4   {sum(map(bool, right)) / 7:.4f} +- " in printed
 
 
 # --- Whole runs ------------------------------------------------------------------------------------------------------

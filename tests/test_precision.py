@@ -254,8 +254,6 @@ def test_a_single_rank_needs_fsdp2_only_to_compute_in_bf16():
 
 def test_a19_mismatch_by_hand_with_rubbish_outside_the_mask():
     check_exercise(precision, "mismatch")
-    zeros = torch.zeros(4)
-    refuses("at least one token", precision.mismatch, zeros, zeros, zeros > 0, low=0, high=5)
 
 
 @pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-3), (torch.bfloat16, 0.1)])

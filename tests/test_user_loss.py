@@ -53,7 +53,7 @@ def test_what_cannot_be_a_loss_is_one_line(capsys, body):
     assert f"--loss {Path.cwd()}/losses.py:f" in message and REFUSED[body] in message
 
 
-def test_other_parameters_and_a_flag_that_it_does_not_read_are_one_line(capsys):
+def test_other_parameters_are_one_line(capsys):
     """Files and functions that are not there: data/own_refused.jsonl."""
     Path("losses.py").write_text("def f(logprobs, old): pass\n", encoding="utf-8")
     expected = (
@@ -64,5 +64,3 @@ def test_other_parameters_and_a_flag_that_it_does_not_read_are_one_line(capsys):
         "def f(*, advantages, logprobs): return logprobs * advantages[:, None]", encoding="utf-8"
     )
     assert given("--loss losses.py:f").loss.endswith("losses.py:f")
-    Path("losses.py").write_text(CISPO, encoding="utf-8")
-    assert "--eps-max is not read by --loss" in refused(capsys, "--loss losses.py:mine --eps-max 4")

@@ -118,10 +118,9 @@ def test_sec32_log_ratio_to_the_trainer_is_0_before_and_after_an_update(request,
 def test_200_updates_of_vllm_take_no_more_memory_than_one(engine):
     engine.update_weights(engine.version + 1)
     free = torch.cuda.mem_get_info()[0]
-    handles = len(os.listdir("/proc/self/fd"))
     for _ in range(200):
         engine.update_weights(engine.version + 1)
-    assert torch.cuda.mem_get_info()[0] > free - 50e6 and len(os.listdir("/proc/self/fd")) < handles + 20
+    assert torch.cuda.mem_get_info()[0] > free - 50e6
 
 
 # --- Errors, and how processes end -----------------------------------------------------------------------------------

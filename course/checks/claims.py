@@ -90,7 +90,8 @@ class Claim(NamedTuple):
                 return ""
             lines.append(f"  yours    {self.told(yours)}")
             if yours[1:] == expected[1:]:
-                lines[-1] += f", but {('floats', 'integers', 'True and False')[int(yours[0])]}"
+                got, asked = (("floats", "integers", "True and False")[int(x[0])] for x in (yours, expected))
+                lines.append(f"  The numbers are right, but they are {got} instead of {asked}.")
             undefined = any(map(math.isnan, yours))
             lines += [f"  {cause}" for cause in self.causes(yours, expected, tell)]
         if undefined and self.undefined:
@@ -122,10 +123,10 @@ class Claim(NamedTuple):
         agree = {}
         for text, vector in known.items():
             if len(vector) == len(yours):
-                rows = [*zip(*map(self.rows, (vector, yours, expected)))]
-                if any(self.near(x, y) and not self.near(y, z) for x, y, z in rows):
-                    agree[text] = sum(self.near(x, y) for x, y, _ in rows)
-        return [f"In a part: {text}" for text, count in agree.items() if count == max(agree.values())]
+                rows = [*zip(self.labels.split(", "), *map(self.rows, (vector, yours, expected)))]
+                if names := [name for name, x, y, z in rows if self.near(x, y) and not self.near(y, z)]:
+                    agree[f"{', '.join(names)}: {text}"] = sum(self.near(x, y) for _, x, y, _ in rows)
+        return [text for text, count in agree.items() if count == max(agree.values())]
 
     def by_factor(self, yours, expected):
         """That all numbers are n times what they should be, or an n-th of it; n may be -1."""

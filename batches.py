@@ -24,7 +24,7 @@ import loss
 from decoding import rounded
 from pipeline import RolloutMetadata
 
-YOUNG = 1000  # tokens: their mean |log rho| can be told from chance
+ENOUGH = 1000  # tokens: their mean |log rho| can be told from chance
 
 
 class Item(NamedTuple):
@@ -118,8 +118,8 @@ def compared_only(rollouts, token_budget, trainers, device):
     return [items[rank::trainers] for rank in range(trainers)], items, newest_first[len(items) :]
 
 
-def newest_version_with(rollouts, tokens=YOUNG):
-    """The newest policy version that sampled so many of these rollouts' tokens together with the versions after it.
+def newest_version_with(rollouts, tokens=ENOUGH):
+    """The newest policy version that, with all later ones, sampled at least `tokens` of these rollouts' tokens.
 
     If there are fewer tokens, the oldest version.
     """
@@ -189,7 +189,7 @@ class Statistics:
         self.rho_max = torch.maximum(self.rho_max, rho.max().float())
 
     def means(self, total):
-        """Means per token (entropy, log_rho and log_rho_youngest in nats), rho_max, and effective_sample_size =
+        """Means per token (entropy; |log rho| as log_rho and log_rho_youngest; nats), rho_max, effective_sample_size =
         (sum rho)^2 / (n sum rho^2), a share of the n tokens; {} without tokens. Of tokens that were not trained on,
         log_rho_youngest alone. total: processes.Processes.total.
         """

@@ -281,13 +281,13 @@ def shuffled(items: Iterable, seed: str) -> list:
     return sorted(items, key=lambda _: rng.random())
 
 
-def split(rows: list, count: int, *, share: int = HELD_OUT, fits=lambda row: True) -> tuple[list, list, int]:
+def split(rows: list, count: int, *, one_in: int = HELD_OUT, fits=lambda row: True) -> tuple[list, list, int]:
     """(rows to train on, rows to validate with, rows that are too long).
 
-    For validation `count` random rows, always the same; at most 1 in `share`, at least one. One that does not fit the
-    budget gives its place to another.
+    For validation `count` random rows, always the same; at most one in `one_in`, at least one. A row that does not fit
+    the budget gives its place to another.
     """
-    count = min(count, max(1, len(rows) // share))
+    count = min(count, max(1, len(rows) // one_in))
     drawn = shuffled(rows, "split")
     held: list = []
     seen = 0

@@ -11,8 +11,9 @@ arXiv 2510.13786: Eq. 2 to 5, 7 and 8; Sec. 2 (baseline), 3.2 (each choice compa
     GSPO       min(s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i),  s_i = (prod_t rho_it)^(1 / |y_i|)   Sec. 3.2
     ScaleRL    CISPO, prompt average, A_i / std of all A in the batch, zero-variance prompts dropped        Sec. 4
 
-Each recipe is put together from four independent choices: a per-token objective, `nonzero_variance`, `normalise` and
-`aggregate`. The baseline of Eq. 3 is `dapo` under `aggregate(how="sample")`. Everything here is to be maximised.
+Each recipe is put together from four choices: a per-token objective, `nonzero_variance`, `normalise` and `aggregate`
+(GSPO's objective is its paper's under the sample average only). The baseline of Eq. 3 is `dapo` under
+`aggregate(how="sample")`. Everything here is to be maximised.
 
     log pi_train -> logprobs (B, T) nats        A_i -> advantages (P, G), flattened to (B,) for the objectives
     log pi_gen   -> gen_logprobs (B, T) nats    r_i -> rewards (P, G)

@@ -49,14 +49,14 @@ PRESETS: dict = {
         length_control="interrupt", interrupt_at=(10000, 12000), interrupt_phrase=PHRASE, length_max=14000,
         length_cache=2000, eval_every=100, eval_prompts=1000, eval_generations=16, token_budget=32768,
         activation_checkpointing=True)}
-# Deviation: a policy of 41,000 parameters, with which a run takes seconds.
 PRESETS["few"] = dict(
     # Deviation: 102,400 completions of up to 2,048 tokens, where the paper has 5.7 million of up to 14,336; a few GPUs
     # need a day for them (docs/own.md). The learning rate is the default of TRL's GRPO and of verl's examples. 26
-    # evaluations of 1,600 completions take a quarter of the decoding, and are what a forecast needs.
+    # evaluations of 1,600 completions take three tenths of the decoding, and are what a forecast needs.
     lr=1e-6, warmup=10, steps=400, prompts=32, generations=8, max_new_tokens=2048, max_prompt_tokens=1024, slots=256,
     length_control="interrupt", interrupt_at=(1408, 1728), interrupt_phrase=PHRASE, length_max=2000, length_cache=256,
     eval_every=16, eval_prompts=400, eval_generations=4, token_budget=32768, activation_checkpointing=True)
+# Deviation: a policy of 41,000 parameters, with which a run takes seconds.
 PRESETS["tiny"] = PRESETS["base"] | dict(
     lr=3e-4, steps=320, prompts=16, generations=8, max_new_tokens=7, max_prompt_tokens=8, interrupt_at=(3, 4),
     token_budget=4096, eval_every=16, k=1)

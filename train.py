@@ -59,7 +59,7 @@ def train(trainer, args):
     """Sec. 2 to 4 on a trainer rank, for a Trainer. Returns why the run ended."""
     queue = trainer.queue
     queue.broadcast(trainer.broadcast_weights)  # the first weights too, so that startup_check tests how they travel
-    if trainer.version % args.eval_every == 0 and trainer.evaluated != trainer.version:
+    if trainer.version % args.eval_every == 0 and trainer.evaluated_version != trainer.version:
         trainer.evaluate()  # R_0, at C = 0; or an evaluation that was due when the resumed run ended
     trainer.log.clock.start()
     queue.admit(trainer.curriculum.in_flight[: queue.room])  # in work at the checkpoint of a resumed run
@@ -88,7 +88,7 @@ def train(trainer, args):
         if trainer.version % args.checkpoint_every == 0 or trainer.late_for_a_checkpoint():
             trainer.checkpoint()
     queue.announce(trainer.version, trainer.broadcast_weights, final=True)
-    if trainer.evaluated != trainer.version:
+    if trainer.evaluated_version != trainer.version:
         trainer.evaluate()
     return "finished" if trainer.version >= args.steps else "curriculum exhausted"
 
@@ -155,10 +155,10 @@ class Trainer:
         folder = build.weights_folder(args)
         state = checkpoints.counters(folder) if args.checkpoint else {}
         self.version = state.get("version", 0)  # optimizer steps done
-        self.evaluated = state.get("evaluated")  # version of the last evaluation
-        self.evaluation = {}  # on rank 0: version and pass_rate of the last one since the start
+        self.evaluated_version = state.get("evaluated")  # version of the last evaluation
+        self.last_evaluation = {}  # on rank 0: version and pass_rate of the last one since the start
         self.best = state.get("best", {})  # the same of the best one that has a checkpoint
-        self.saved = state.get("version")  # version of the last checkpoint
+        self.saved_version = state.get("version")  # version of the last checkpoint
         self.saved_at = time.monotonic()
         self.first_weights = True  # those of the generators that sampled the batch, until the first update
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -308,14 +308,14 @@ class Trainer:
                 first = self.version == 0
                 look = evaluate.FirstLook(self.queue.store, self.args, self.log, waited) if first else None
                 groups, samples = self.queue.evaluate(self.validation, k, SAMPLES, look or waited)
-            self.evaluated = self.version
+            self.evaluated_version = self.version
             if not groups:  # only rank 0 has them
                 return
             if look:
                 look.end()
             row = evaluate.metrics(groups, self.validation, self.benchmarks)
             self.log("eval", step=self.version, **row)
-            self.evaluation = {"version": self.version, "pass_rate": row["pass_rate"]}
+            self.last_evaluation = {"version": self.version, "pass_rate": row["pass_rate"]}
         evaluate.keep_samples(self.args.out, self.version, self.validation, groups, samples)
 
     def late_for_a_checkpoint(self):
@@ -331,13 +331,15 @@ class Trainer:
 
     def checkpoint(self):
         """Write a checkpoint of this version if there is none. Raises FloatingPointError if a weight is not finite."""
-        if self.saved == self.version:
+        if self.saved_version == self.version:
             return
         if self.processes.any_trainer(not checkpoints.finite(self.policy)):
             raise FloatingPointError(f"the weights of step {self.version} are not finite")
-        evaluated = None if self.processes.heartbeat.failed else self.evaluated  # make it again if the verifier failed
-        if evaluated == self.version == self.evaluation.get("version"):
-            self.best = max(self.best, self.evaluation, key=lambda measured: measured.get("pass_rate", -1.0))
+        evaluated = (
+            None if self.processes.heartbeat.failed else self.evaluated_version
+        )  # make it again if the verifier failed
+        if evaluated == self.version == self.last_evaluation.get("version"):
+            self.best = max(self.best, self.last_evaluation, key=lambda measured: measured.get("pass_rate", -1.0))
         counters = {"version": self.version, "evaluated": evaluated, "best": self.best}
         counters |= {"stepped": bool(self.optimizer.state), **self.log.state()}
         counters["curriculum"] = self.curriculum.state_dict()
@@ -346,7 +348,7 @@ class Trainer:
             weights = {name: tensor.cpu() for name, tensor in named if self.processes.rank == 0}
             state = self.policy, self.optimizer, self.tokenizer, weights, counters
             checkpoints.save(self.args.out, *state, self.processes)
-        self.saved = self.version
+        self.saved_version = self.version
         self.saved_at = time.monotonic()
 
 

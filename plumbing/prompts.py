@@ -660,7 +660,7 @@ def read_sources(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMP
             its_tasks = {name}
         else:
             first, repeated, its_tasks = read_source(name, number, task, ready, prompts, reading)
-            train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, fits=ready.fits)
+            train, new, too_long = data.split(first, validation, one_in=data.HELD_OUT if weight else 1, fits=ready.fits)
             prompts.duplicates += len(repeated)
             prompts.others.rows += repeated if weight else repeated + train
         if not new:

@@ -107,7 +107,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """All flags of train.py, and what follows from them. What fits, and what ranks agree on, are copies of it."""
+    """All flags of train.py, and what follows from them. Sizes that fit the memory stand in changed copies."""
 
     recipe: str = flag("a published recipe (A.16); flags given beside it win", default="scalerl", choices=RECIPES)
     recipe_given: bool = False  # else P and k are those of the preset

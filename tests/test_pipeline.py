@@ -160,7 +160,7 @@ class Run(train.Trainer):
         self.log = mock.MagicMock()
         self.curriculum = Curriculum([prompt(n) for n in range(setting.pool)], seed=setting.seed, threshold=0.9)
         self.version = setting.start
-        self.evaluated = None
+        self.evaluated_version = None
         self.batches = {}  # step -> [[RolloutMetadata]]
         self.trained = defaultdict(list)  # step -> [Rollout]
         self.started = Counter()  # (evaluation, version, request) -> times
@@ -195,7 +195,7 @@ class Run(train.Trainer):
         counts = []
         groups, samples = self.queue.evaluate([prompt(n) for n in range(3)], 2, 1, counts.append)
         assert counts == sorted(counts) and 4 <= counts[-1] <= 6  # of 6 rollouts; 4 came before the last group
-        self.evaluated = self.version
+        self.evaluated_version = self.version
         self.evaluations[self.version] = groups, samples
 
     def update(self, share):

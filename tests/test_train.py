@@ -56,7 +56,7 @@ def lone_trainer():
     trainer.replay = lambda experts: None
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=9.0, weight_decay=9.0)
     trainer.version = 6
-    trainer.first_weights = trainer.saved = None
+    trainer.first_weights = trainer.saved_version = None
     answers = {correct: sampled(ids[:2], ids[2:], [-2.9, -2.9]) for correct, ids in ((True, RIGHT), (False, WRONG))}
     taken = lambda rollouts: [answers[rollout.correct] for rollout in rollouts]  # noqa: E731
     trainer.queue = SimpleNamespace(tokens=taken, drop=lambda rollouts: None)
@@ -132,7 +132,7 @@ def test_eq1_a_validation_costs_no_compute_and_a_benchmark_in_it_has_its_own_cur
     log.clock.start()
     train.Trainer.evaluate(run)
     now[0] += 18
-    assert log.clock.gpu_hours == pytest.approx(2 * 18 / 3600) and run.evaluated == 7
+    assert log.clock.gpu_hours == pytest.approx(2 * 18 / 3600) and run.evaluated_version == 7
     row = log.call_args.kwargs
     assert row["pass_rate"] == 0.5 and row["completions"] == 4 and row["tasks"] == {"math": 0.5, "aime.jsonl": 0.25}
 

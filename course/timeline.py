@@ -13,8 +13,6 @@ import argparse
 
 import pipeline
 
-WHAT = "generated", "trained"
-
 
 def timeline(*, off_policy="pipeline", k, generate, train, steps=96):
     """A dict per step: when its batch was generated and trained on, (begin, end) seconds; mean staleness.
@@ -61,8 +59,11 @@ def main():
     args = parser.parse_args()
     rows = timeline(k=args.k, generate=args.generate, train=args.train)
     for row in rows[:12]:
-        spans = "  ".join(f"{what} {row[what][0]:6g} to {row[what][1]:6g} s" for what in WHAT)
-        print(f"step {row['step']:3}  {spans}  mean staleness {row['staleness']:.2f}")
+        (begin, end), (start, stop) = row["generated"], row["trained"]
+        print(
+            f"step {row['step']:3}  generated {begin:6g} to {end:6g} s  trained {start:6g} to {stop:6g} s  "
+            f"mean staleness {row['staleness']:.2f}"
+        )
     print(f"idle: generators {idle(rows, 'generated'):.3f}, trainers {idle(rows, 'trained'):.3f}")
     print(f"mean staleness of the tokens: {mean_staleness(rows):.3f} optimizer steps")
 

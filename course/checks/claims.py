@@ -35,10 +35,6 @@ def numbers(prediction):
     return [x + 0.0 for x in value] if isinstance(value, (tuple, list)) else value + 0.0  # a text is no number
 
 
-def call(function, *inputs):
-    return function(*inputs)
-
-
 def values_at(function, values, **settings):
     """The function at each of these values of its first argument."""
     return [float(function(value, **settings)) for value in values]
@@ -90,8 +86,10 @@ class Claim(NamedTuple):
                 return ""
             lines.append(f"  yours    {self.told(yours)}")
             if yours[1:] == expected[1:]:
-                got, asked = (("floats", "integers", "True and False")[int(x[0])] for x in (yours, expected))
-                lines.append(f"  The numbers are right, but they are {got} instead of {asked}.")
+                kinds = "floats", "integers", "True and False"
+                lines.append(
+                    f"  The numbers are right, but {kinds[int(yours[0])]} in place of {kinds[int(expected[0])]}."
+                )
             undefined = any(map(math.isnan, yours))
             lines += [f"  {cause}" for cause in self.causes(yours, expected, tell)]
         if undefined and self.undefined:
@@ -135,7 +133,7 @@ class Claim(NamedTuple):
         if not factor or not self.near(yours, factor * expected):
             return []
         n = max(factor, 1 / factor, key=abs)
-        if abs(n - round(n)) > 1e-4 or abs(n) > 1000:
+        if abs(n - round(n)) > 1e-4:
             return []
         return [f"That is {factor:.4g} times what is expected: look at signs, and whether a sum or a mean is meant."]
 

@@ -5,10 +5,11 @@ Test: pytest tests/test_exercises.py
 
 from functools import partial
 from math import comb, nan
+from operator import call
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
-from course.checks.claims import Chapter, call, values_at
+from course.checks.claims import Chapter, values_at
 
 REWARDS = Chapter()
 

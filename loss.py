@@ -299,7 +299,7 @@ class Denominators(NamedTuple):
 
 
 def global_denominators(lengths, prompt_index):
-    """Count the denominators of a whole batch from its lengths alone, without any (B, T) tensor.
+    """Count the Denominators(completions, prompts, tokens, tokens_per_prompt) of a whole batch from its lengths alone.
 
     lengths       (B,) int  sampled tokens per completion (mask.sum(-1)); 0 if it carries no loss (truncated, dropped)
     prompt_index  (B,) int  which prompt of the batch a completion belongs to; gaps left by dropped prompts are fine

@@ -335,9 +335,8 @@ class Trainer:
             return
         if self.processes.any_trainer(not checkpoints.finite(self.policy)):
             raise FloatingPointError(f"the weights of step {self.version} are not finite")
-        evaluated = (
-            None if self.processes.heartbeat.failed else self.evaluated_version
-        )  # make it again if the verifier failed
+        # An evaluation in which the verifier failed is made again.
+        evaluated = None if self.processes.heartbeat.failed else self.evaluated_version
         if evaluated == self.version == self.last_evaluation.get("version"):
             self.best = max(self.best, self.last_evaluation, key=lambda measured: measured.get("pass_rate", -1.0))
         counters = {"version": self.version, "evaluated": evaluated, "best": self.best}

@@ -349,7 +349,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"((?<![0-9.])[0-9.]+|[A-Za-z]) ?(?:\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])| (?:\\text\{ ?)?degrees?\}?)",
      RADIANS, r"90^\circ", r"{\frac{90\pi}{180}}"),
     (r"(?<=[0-9])(?: ?\^)? ?(?:\{ ?\\text ?\{ ?(?:st|nd|rd|th) ?\} ?\}|(?:\\text ?)?\{ ?(?:st|nd|rd|th) ?\}|"
-     r"(?:st|nd|rd|th)(?![a-z]))", "", r"12\text{th}", "12"),
+     r"(?:(?<=1)st|(?<=2)nd|(?<=3)rd|th)(?= ?(?:[},]|$| [A-Z])))", "", r"12\text{th}", "12"),
     (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)", r"\mathbb{R}", r"(-\infty,\infty)"),
     (r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", r"\varnothing", r"\emptyset"),
     (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\(?:[lg]|n)e)(.*)\\\}$", r"\1",

@@ -340,8 +340,8 @@ def is_asked(head: str, nouns: list[str], known: str) -> bool:
     """
     reference, _, prompt = known.partition("\n")
     phrases = [reference, *HOW_MANY.findall(prompt)]
-    if len(phrases) == 1:
-        return True
+    if len(phrases) == 1 or any(word.removesuffix("s") in COUNTS for phrase in phrases[1:] for word in phrase.split()):
+        return True  # how many people: students too
     if not nouns:
         return any(unit_of(word) for phrase in phrases for word in phrase.split())
     return any(

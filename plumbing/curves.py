@@ -215,7 +215,7 @@ def report(log_path, figure_path):
         return None, [f"no fit: {error}"]
     try:
         draw(laws, figure_path)
-    except Exception as error:
+    except Exception as error:  # whatever matplotlib raises: no run ends for a picture
         lines.append(f"WARNING: {figure_path.name} was not drawn: {error}")
     return told["runs"][0] | {"tasks": told["runs"][1:]}, lines
 

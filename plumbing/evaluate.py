@@ -386,7 +386,7 @@ def draw(out):
         figures.page(out / "log.jsonl", out / "run.png")
     except BadInput:
         pass
-    except Exception as error:
+    except Exception as error:  # as in curves.report
         lines.append(f"WARNING: run.png was not drawn: {error}")
     return values, lines
 

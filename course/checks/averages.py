@@ -103,7 +103,7 @@ def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
 
 def aggregate_of_the_micro_batch(objective, mask, prompt_index, how, denominators):
     """average over what the micro-batch holds: such averages do not add up."""
-    lengths = mask.sum(-1).clamp(min=1)
+    lengths = mask.sum(-1).clamp(1)
     if how == "prompt":
         return _prompt_average(objective, prompt_index, lengths)
     sums = objective.sum(-1)
@@ -117,13 +117,13 @@ def aggregate_over_a_count(objective, mask, prompt_index, how, denominators):
 
 def aggregate_mean_of_completions(objective, mask, prompt_index, how, denominators):
     """take the mean over the completions: what they are divided by is in the denominators, so they are added."""
-    return _share(objective, prompt_index, how, denominators, mask.sum(-1).clamp(min=1)) / len(mask)
+    return _share(objective, prompt_index, how, denominators, mask.sum(-1).clamp(1)) / len(mask)
 
 
 def _share(objective, prompt_index, how, denominators, lengths):
     """Right, if no length is 0: what a micro-batch adds to the average of the whole batch."""
     divisors = {
-        "prompt": denominators.prompts * denominators.tokens_per_prompt[prompt_index],
+        "prompt": denominators.prompts * denominators.tokens_per_prompt[prompt_index].clamp(1),
         "sample": denominators.completions * lengths,
         "token": denominators.tokens,
     }
@@ -135,10 +135,11 @@ def _prompt_average(objective, prompt_index, lengths):
     return torch.stack([objective[rows].sum() / lengths[rows].sum() for rows in prompts]).mean()
 
 
-# Two prompts of two completions, with 2 and 5 sampled tokens; the third completion has an injected token inside.
+# Two prompts of two completions, with 2 and 5 sampled tokens, and one without any; the third completion has an injected
+# token inside.
 OBJECTIVE = torch.tensor([[4.0, 0.0, 0.0], [8.0, 0.0, 0.0], [1.0, 0.0, 3.0], [2.0, -1.0, 2.0]])
 PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
-WHOLE = SimpleNamespace(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5]))
+WHOLE = SimpleNamespace(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5, 0]))
 BATCH = OBJECTIVE, OBJECTIVE != 0, PROMPT_INDEX, WHOLE
 
 
@@ -150,7 +151,7 @@ def micro_batches(aggregate, objective, mask, prompt_index, whole):
     """The prompt, sample and token average from two micro-batches, one with a completion that is masked whole, and a
     dummy."""
     parts = [(objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3])]
-    dummy = objective[:1] * 0, mask[:1] & False, prompt_index[:1]
+    dummy = objective[:1] * 0, mask[:1] & False, prompt_index[:1] + 2
     parts[1] = tuple(torch.cat(pair) for pair in zip(parts[1], dummy))
     return [
         sum(float(aggregate(*part, how, whole)) for part in (*parts, dummy)) for how in ("prompt", "sample", "token")

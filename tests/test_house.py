@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOMS, ROOT, modules
 
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper
@@ -74,6 +75,7 @@ def test_fit_py_its_readers_and_its_figures_load_no_torch():
     )
 
 
+@pytest.mark.processes
 def test_virtual_time_fit_py_and_the_course_work_without_what_macos_and_windows_lack(tmp_path):
     flags = f"--data tiny --virtual exact --steps 1 --prompts 2 --generations 2 --eval-prompts 2 --out {tmp_path}/run"
     alone(

@@ -189,6 +189,7 @@ while sleep 0.02; do echo '{"kind": "step"}' >> "$folder/log.jsonl"; done
 COMPARE = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('lab.compare', run_name='__main__')"
 
 
+@pytest.mark.processes
 def test_a_stopped_comparison_ends_its_runs(tmp_path):
     python, out = tmp_path / "python", tmp_path / "out"
     python.write_text(ENDLESS)
@@ -239,6 +240,7 @@ class GRPOTrainer:
 """
 
 
+@pytest.mark.processes
 def test_the_race_with_trl_runs_both_sides_and_tells_the_kept_results(tmp_path, monkeypatch, capsys):
     """The side of TRL with what stands for its trainer: all that it takes from this project is there."""
     (tmp_path / "trl.py").write_text(TRL)

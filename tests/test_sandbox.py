@@ -133,6 +133,7 @@ def test_no_verdict_is_forged_and_nothing_is_left(scorer, folder, name):
 
 
 @pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.processes
 def test_an_endless_program_costs_the_limit_and_leaves_nothing(strict, folder, name):
     start = time.monotonic()
     endless = score(strict, ENDLESS[name])

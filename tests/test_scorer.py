@@ -121,6 +121,7 @@ def test_hostile_answers_are_wrong_and_most_are_read_in_no_time(scorer):
     assert not any(score.timed_out for score in scores.values())
 
 
+@pytest.mark.processes
 def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_blocks_meanwhile():
     strict = Scorer(timeout=0.7, workers=1)
     verdicts(strict, [("\\boxed{\\frac{36}{2}}", "18")])  # starts the worker: that second does not count
@@ -178,6 +179,7 @@ def test_what_fails_to_start_twice_is_a_failure_and_never_raises_in_the_generato
 # --- Processes ---
 
 
+@pytest.mark.processes
 def test_a_worker_ends_soon_after_a_parent_that_was_killed():
     program = """
 import time

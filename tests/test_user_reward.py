@@ -59,6 +59,7 @@ def scores(spec, completions, **options):
     return {score.completion.text: score for score in by.finished()}
 
 
+@pytest.mark.processes
 def test_each_completion_gets_its_value_or_a_reason_within_the_limit_though_a_first_call_takes_longer(write):
     start = time.monotonic()
     found = scores(write(MANY), map(Finished, VALUES), timeout=0.4)

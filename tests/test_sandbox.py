@@ -186,6 +186,7 @@ def test_there_is_no_network(scorer):
         assert score(scorer, call, printed("no")).correct is True
 
 
+@pytest.mark.processes
 def test_without_namespaces_nothing_is_left_either(tmp_path):
     """`sandbox.run` is called in a separate process, because it kills all children of the process that calls it."""
     cases = [("print(input())", 30.0), (HOSTILE["deep folders"], 30.0)]
@@ -256,6 +257,7 @@ def test_keys_of_the_kernels_keyring_do_not_outlive_a_program(monkeypatch):
     assert runs == [[b"True True "]] * 2
 
 
+@pytest.mark.processes
 def test_the_limit_is_per_test_and_the_total_grows_with_their_number(strict):
     many = printed(*map(str, range(12)), inputs=map(str, range(12)))
     slow = score(strict, "import time\ntime.sleep(0.05)\nprint(input())", many)  # 0.6 s in all: twice LIMIT

@@ -69,6 +69,7 @@ from verify.mathematics import (
     equal,
     final_expression,
     final_formula,
+    in_lowest_terms,
     last_sentence,
     only_formula_is_right,
     right_for_itself,
@@ -89,6 +90,9 @@ LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
 RUNS = [re.compile(rf"(?:{sign})(?:\s*(?:{sign}))*") for sign in (f"{SIGN}|{LETTER}", SIGN)]
 SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad|text ?\{[^{}]*\}|\\)(?![A-Za-z])")
 OFFERS = re.compile(r"(?<![A-Za-z])\(A\)|^A[).:]\s", re.M)  # where the options of a prompt begin; not P(A)
+LOWEST = re.compile(
+    r"simplest|lowest terms|fully reduced|irr[ée]ductible|irreduc[ií]ble|gekürzt|最简|既約|несократим", re.I
+)
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
 # Each grader takes (answer, reference, prompt) and returns True or False, or a text that a worker has to compare.
@@ -129,13 +133,16 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     r"""Whether a right answer is the question in other words, and not in the form of the reference (`canonical_form`).
 
     Equality cannot tell "Expand (p+7)^2" from its answer; the prompt can. If one of its expressions would be right, it
-    asks for another form: then nothing but the reference's form is an answer. An equation asks for its solution, in any
+    asks for another form: then nothing but the reference's form is an answer. Where the prompt asks for lowest terms, a
+    fraction that is not in them is none. An equation asks for its solution, in any
     form but its own. No time limit.
 
     >>> given_back(r"\boxed{(7+p)^{2}}", "p^2+14p+49", "Expand $(p + 7)^2$."), given_back("6/8", "3/4", "Reduce 6/8.")
     (True, True)
     >>> [given_back(text, r"y=\frac23x+2", "Solve $3y=2x+6$.") for text in (r"y=\frac{2x+6}{3}", "3y-2x=6")]
     [False, True]
+    >>> given_back("4:6", "2:3", "Give 8 to 12 in lowest terms."), given_back("2:3", "2/3", "In lowest terms?")
+    (True, False)
     >>> given_back("0.375", r"\frac38", "Write 0.375 as a fraction."), given_back("p^2", "p^{2}", "Is it $p^2$?")
     (True, False)
     """
@@ -149,6 +156,8 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     forms = {form.removesuffix(r" \%") for form in (given, canonical_form(after_equals(answer)))}
     if right.removesuffix(r" \%") in forms or not answer.strip():
         return False
+    if LOWEST.search(prompt) and not in_lowest_terms(answer):
+        return True
     questions = [formula for formula in asked(prompt) if canonical_form(formula) not in ("", right)]
     name = re.match(r"([A-Za-z]) ?=", value_of(reference).lstrip())
     if solves(answer) and (not name or "=" not in answer or answer.strip().startswith(name[1])):

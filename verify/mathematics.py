@@ -13,6 +13,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, partial
+from math import gcd
 from string import ascii_letters, digits
 from unicodedata import category, name, normalize
 
@@ -56,6 +57,9 @@ MARKS = " \t*_`\"“”„'«»"
 SENTENCES = re.compile(
     r"(?<=[.!?])(?<!(?<![A-Za-z])[A-Za-z]\.)(?<!^[0-9]\.)\s+(?=\S)|(?<=[。！？])"
 )  # not behind "B." or a first "3."
+CLAUSES = re.compile(  # of a sentence: the last may begin with a lead
+    r"[,;，；]\s*(?=(?:so|thus|hence|therefore|所以|因此|故|donc|entonces|luego|also|daher|quindi|portanto|значит)(?![a-zа-я]))"
+)
 PROSE = re.compile(
     rf"(?<![^\W\d_])(?<!\\)(?!(?:{FUNCTIONS}){AFTER_WORD})"
     r"(?:[^\W\d_]{3,}|(?:is|it|to|of|so|we|be|in|on|at|as|by|if|he|no|do|go|an|my|us)(?![^\W\d_]))"
@@ -147,7 +151,7 @@ def final_formula(expression: str, known: str = "") -> str:
 
 def strip_lead(sentence: str, known: str = "") -> str:
     """The formula that a sentence states: what stands behind a lead, or behind its last is, are or equals; or all."""
-    rest = behind_lead(sentence)
+    rest = behind_lead(CLAUSES.split(sentence)[-1])
     rest = sentence if rest is None else end_taken_off(rest)
     asserted = "" if is_formula(rest, known) else predicate(rest, known)
     return asserted if is_formula(asserted, known) else rest
@@ -189,6 +193,8 @@ CHARACTERS = str.maketrans({
     **{ord(sign) + 0xFEE0: sign for sign in ascii_letters + digits + "+-*/=()%<>|"}})
 # fmt: on
 LABEL = re.compile(r"\(([A-Z])\) (?=.)")  # of a reference: (B) 4 (plumbing/prompts.py)
+POINT = re.compile(r"(?<![A-Za-z\\])[A-Z] ?(?=\()")  # M(2, 3)
+BASES = {"2": "binary", "8": "octal", "16": "hexadecimal"}
 BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 PAIR = re.compile(r"^(?:\(|\\\{|\[(?=[^,]*,[^,]*\]$))")  # [5, 2] is not the pair (5, 2)
 N = "[0-9]{1,4}"
@@ -284,7 +290,8 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", r"1, \ldots", r"1, \omega_{0}"),
     (r"\{:\}", ":", "2{:}45", "2:45"),
     (r"(?<=[(\]\[])([^][(){},;]*);([^][(){},;]*)(?=[)\]\[])", r"\1,\2", "(2;5]", "(2,5]"),
-    (r"^([\]\[])([^][(){}]*,[^][(){}]*)([\]\[])$", french_interval, "]2,5]", "(2,5]"),
+    (r"^(?:[A-Z] ?= ?)?([\]\[])([^][(){}]*,[^][(){}]*)([\]\[])$", french_interval, "]2,5]", "(2,5]"),
+    (r"^([A-Z]?) ?\(([^()|]{1,99})\|([^()|A-Z]{1,99})\)$", r"\1(\2,\3)", "(2|5)", "(2,5)"),
     (rf"([a-z]) ?{SIGN} ?({SIDE}) ?(?:\\text ?\{{ ?)?and ?\}}? ?\1 ?{SIGN} ?({SIDE})$", double_inequality,
      r"x>2\text{ and }x<5", "2 < x < 5"),
     (r"\\text ?\{ ?all real(?:s| numbers)?(?: [a-z])? ?\}|^all real(?:s| numbers)$", r"\\mathbb{R}",
@@ -335,6 +342,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
      r"33\frac{1}{3}", r"\frac{100}{3}"),
     (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}", "2 3", r"2\omega_{0}3"),
     (r"(?<=[})])\\%", r"\\cdot 1\\%", r"\frac{1}{2}\%", r"\frac{1}{2}\cdot 1\%"),
+    (r"\\dot ?\{?([0-9])\}?([0-9]*)\\dot ?\{?([0-9])\}?", r"\\bar{\1\2\3}", r"0.\dot{1}8\dot{5}", r"0.\bar{185}"),
     (r"\\dot(?= ?\{?[0-9])", r"\\bar", r"0.\dot 3", r"0.\bar 3"),
     (r"\\bar ?([0-9])", r"\\bar{\1}", r"0.\bar 3", r"0.\bar{3}"),
     (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating,
@@ -430,6 +438,19 @@ def canonical_form(latex: str) -> str:
     return tried(form, normalise(bare, kept=(mixed, repeating, scientific))) or ""
 
 
+def in_lowest_terms(latex: str) -> bool:
+    """Whether no fraction or ratio of whole numbers can be reduced.
+
+    >>> in_lowest_terms("\\frac{3}{4}"), in_lowest_terms("x = 6/8"), in_lowest_terms("6:8")
+    (True, False, False)
+    """
+    text = normalise(latex, kept=(mixed, repeating))
+    pairs = re.findall(
+        rf"\\frac\{{({WHOLE})(?:\\sqrt\{{{WHOLE}\}})?\}}\{{({WHOLE})\}}|({WHOLE}) ?[:/] ?({WHOLE})", text
+    )
+    return all(gcd(*map(int, filter(None, pair))) == 1 for pair in pairs)
+
+
 def words(text: str) -> list[str] | None:
     """The words of an answer (Paris, \\text{no solution}, (B), A and C, три), `plain` and sorted; None for a formula.
 
@@ -477,6 +498,21 @@ def spelt(text: str) -> str:
     return "".join(re.sub(r"\\text ?\{([^{}]*)\}", r"\1", text).split())
 
 
+def same_digits(right: str, answer: str, known: str) -> bool:
+    """Whether two numbers are the same but for a base that one of them leaves out, and the prompt states.
+
+    >>> same_digits("1101", "1101_2", "13 in base 2?"), same_digits("BEE_{16}", "BEE", "in hexadecimal?")
+    (True, True)
+    >>> same_digits("1101_2", "1101", "what is 13?"), same_digits("1101", "1101_3", "13 in base 2?")
+    (False, False)
+    """
+    (other, none), (number, base) = sorted((side.partition("_")[::2] for side in (right, answer)), key=lambda x: x[1])
+    base = base.strip("{}")
+    if number != other or none or not base.isdigit() or not re.fullmatch("[0-9A-F]+", number):
+        return False
+    return re.search(rf"\bbase\W{{0,9}}{base}(?![0-9])", known) is not None or BASES.get(base, known + "?") in known
+
+
 def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = True) -> bool | None:
     """Whether `expression`, from final_expression, equals the reference; None if that cannot be read. No time limit.
 
@@ -514,12 +550,14 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
         answer = re.sub(rf"(\\frac\{{{WHOLE}\}}\{{{WHOLE})\}}\\cdot 0\.01", r"\g<1>00}", answer)
     if RATIO.search(prompt):
         right, answer = (QUOTIENT.sub(r"\1\\frac{\2}{\3}", side) for side in (right, answer))
+    if re.match(r"\([^A-Z]*$", right):
+        answer = POINT.sub("", answer)
     if "." in right and prompt:
         answer = COMMA.sub(r"\1.\2", answer)
     if spelt(answer) == spelt(right) != "":
         return True
-    if BASE.search(right) and "_" not in text and spelt(answer) == spelt(right).partition("_")[0]:
-        return "base" in known or "binary" in known  # 1101 is 1101_2 if the prompt says so
+    if same_digits(spelt(right), spelt(answer), known):
+        return True
     if not expression.startswith(BOX) and not is_formula(text, known):
         return words(right) is not None and words(right) == words(answer)
     return equal_normalised(right, answer) if symbolic else None

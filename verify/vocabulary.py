@@ -123,6 +123,7 @@ COUNTS = set(  # units that may stand for each other
     "unit person people piece item time stück 个 個 人 名 本 枚 只 隻 条 棵 张 張 次 倍 种 種 支 根 页 箱 回 点 匹 "
     "台 杯 개 명 마리 권 장 번".split()
 )
+COUNT = ("count", "个")  # for each of them
 UNITS = {}  # spelling: (dimension, unit)
 for dimension, lines in MEASURES.items():
     for line in lines.split("|"):
@@ -209,8 +210,12 @@ NAMED = re.compile(
 )
 
 
-ASKED = re.compile(  # the unit that a prompt asks for: "how many seconds", "in km/h", "in square metres"
-    r"\b(?:how many|in|to) ((?:(?:square|cubic) )?(?!an?\b)[^\W\d_]+(?:(?:/| per )[^\W\d_]+)*)(?![\w/^²³])", re.I
+WIDE = "|".join(sorted((name for name in UNITS if name > "\u2e80"), key=len, reverse=True))  # no spaces around them
+ASKED = re.compile(  # the unit that a prompt asks for: "how many seconds", "in km/h", "in square metres", 多少小时
+    r"\b(?:how many|in|to|en|em|cu[aá]nt[oa]s|combien d(?:e |['’])|wie viele|quant[ieoa]s?|сколько|в) ?"
+    r"(?:degrees? (?=[^\W\d_])|° ?)?((?:(?:square|cubic) )?(?!an?\b)[^\W\d_]+(?:(?:/| per )[^\W\d_]+)*)(?![\w/^²³])|"
+    rf"(?:多少|几|幾|何|몇) ?({WIDE})",
+    re.I,
 )
 # What a prompt asks the number of, up to a verb or a preposition: "how many red marbles".
 HOW_MANY = re.compile(
@@ -257,9 +262,10 @@ def same_units(given: set, wanted: set, prompt: str) -> bool:
     """
     if units := wanted - DEGREE:
         return given - DEGREE in (set(), units)
-    asked = [product for words in ASKED.findall(prompt) if (product := product_of(words))]
+    asked = [product for words in ASKED.findall(prompt) if (product := product_of("".join(words)))]
     if asked and given:
-        return given in asked
+        bare = given - DEGREE  # degrees alone are those of a temperature too
+        return bare in asked or not bare and any("temperature" in unit[0] for product in asked for unit, _ in product)
     named = {unit for word in NAMED.findall(prompt) if (unit := unit_of(word))} | {unit for unit, _ in wanted}
     for unit, _ in given:
         others = [other for other in named if unit[0] in other[0] or other[0] in unit[0]]
@@ -314,6 +320,8 @@ def units(match, known: str, powers: set) -> str:
             words.append(token)
         elif word in ALONE or word.removesuffix("s") in COUNTS:
             counts = True
+            if word not in ALONE | {"unit", "units"}:
+                product.add((COUNT, 1))
         elif word in LINKS:
             head = head or "".join(words[-1:])
         elif is_noun(word, known):

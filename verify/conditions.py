@@ -9,6 +9,7 @@ Test: pytest tests/test_graders.py
 """
 
 import re
+from itertools import permutations
 from typing import NamedTuple
 
 from verify.vocabulary import AFTER_WORD
@@ -126,3 +127,31 @@ def renamed(body: str, given: list[Condition], right: str, wanted: list[Conditio
     ):
         return body
     return re.sub(rf"(?<![A-Za-z\\]){old.pop()}(?![A-Za-z])", names.pop(), body)
+
+
+# A prompt that asks for a family of functions, whose arbitrary constants have no names of their own:
+FAMILY = re.compile(
+    r"general \w* ?(?:solution|term)|differential|antiderivative|indefinite|recurrence|\\int(?![A-Za-z])|[a-z]'(?![a-z])",
+    re.I,
+)
+CONSTANT = re.compile(r"(?<![A-Za-z\\])(?:[A-DKck](?: ?_ ?\{?[0-9]\}?)?)(?![A-Za-z]{2})")
+
+
+def with_constants(body: str, right: str, prompt: str) -> list[str]:
+    """A formula with the reference's names for its arbitrary constants, in each order; [] if they are not as many.
+
+    >>> with_constants("Ax+B", "C_1x+C_2", "Find y.")
+    ['{C_1}x+{C_2}', '{C_2}x+{C_1}']
+    """
+    old, new = (sorted({*CONSTANT.findall(side)} - {*CONSTANT.findall(prompt)}) for side in (body, right))
+    if (
+        len(old) != len(new)
+        or len(old) > 3
+        or not re.search(r"(?<![A-Za-z])[a-z](?![A-Za-z])", CONSTANT.sub("", right))
+    ):
+        return []
+    return [
+        CONSTANT.sub(lambda m: f"{{{names.get(m[0], m[0])}}}", body)
+        for order in permutations(new)
+        if (names := dict(zip(old, order)))
+    ]

@@ -17,7 +17,7 @@ from math import gcd
 from string import ascii_letters, digits
 from unicodedata import category, name, normalize
 
-from verify.conditions import apart, renamed, same_conditions
+from verify.conditions import FAMILY, apart, renamed, same_conditions, with_constants
 from verify.spelling import chosen, labelled, options, parted, plain, separate
 from verify.vocabulary import (
     AFTER_WORD,
@@ -560,7 +560,12 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
         return True
     if not expression.startswith(BOX) and not is_formula(text, known):
         return words(right) is not None and words(right) == words(answer)
-    return equal_normalised(right, answer) if symbolic else None
+    if not symbolic:
+        return None
+    verdict = equal_normalised(right, answer)
+    if verdict is False and FAMILY.search(prompt):
+        return any(equal_normalised(right, other) for other in with_constants(answer, right, prompt))
+    return verdict
 
 
 def only_formula(reference: str, prompt: str = "") -> str | None:

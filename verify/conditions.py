@@ -131,7 +131,7 @@ def renamed(body: str, given: list[Condition], right: str, wanted: list[Conditio
 
 # A prompt that asks for a family of functions, whose arbitrary constants have no names of their own:
 FAMILY = re.compile(
-    r"general \w* ?(?:solution|term)|differential|antiderivative|indefinite|recurrence|\\int(?![A-Za-z])|[a-z]'(?![a-z])",
+    r"general \w* ?(?:solution|term)|differential|antiderivative|indefinite|recurrence|\\int(?![a-z])|[a-z]'(?![a-z])",
     re.I,
 )
 CONSTANT = re.compile(r"(?<![A-Za-z\\])(?:[A-DKck](?: ?_ ?\{?[0-9]\}?)?)(?![A-Za-z]{2})")

@@ -268,9 +268,18 @@ def main():
     skill = TINY_SKILL_STEPS if tiny else SKILL_STEPS
     skill = skill if args.skill_steps is None else args.skill_steps
     habit = TINY_HABIT_STEPS if tiny else HABIT_STEPS
+    if skill < 1:
+        parser.error(f"--skill-steps {skill}: expected 1 or more")
+    if args.experts < 0 or args.experts == 1 or args.experts and args.start:
+        parser.error(f"--experts {args.experts}: expected 2 or more, as a token uses two, and no --start")
+    if args.start and not Path(args.start, "config.json").is_file():
+        parser.error(f"--start {args.start}: expected the folder of a policy, found no config.json there")
     torch.manual_seed(args.seed)
     tokens = tokenizer(tiny)
     model = load(args.start) if args.start else untrained(tiny, args.experts)
+    if model.config.vocab_size != len(tokens):
+        got = f"a policy of {model.config.vocab_size} tokens"
+        parser.error(f"--start {args.start}: got {got}, expected one of the {len(tokens)} of {' '.join(args.tasks)}")
     supervise(model, tokens, tasks=args.tasks, habits=False, steps=skill, seed=args.seed)
     report("after skill", model, tokens, args.tasks)
     supervise(model, tokens, tasks=args.tasks, habits=True, steps=habit, seed=args.seed)

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-pytest.register_assert_rewrite("runs", "rollouts")
+pytest.register_assert_rewrite("started_runs", "rollouts")
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, by this process and by those that tests start
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # what forks after tokenising need not be told so
 
@@ -299,7 +299,7 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def start(forks, tmp_path):
     """(world, flags, fault=…) -> a Run; its processes are killed when the test ends."""
-    from runs import Run
+    from started_runs import Run
 
     runs = []
 
@@ -316,7 +316,7 @@ def start(forks, tmp_path):
 @pytest.fixture(scope="module")
 def launchers():
     """The launchers that tests start; those that a failed test leaves running are ended with this module."""
-    from runs import PATIENCE
+    from started_runs import PATIENCE
 
     started = []
     yield started
@@ -365,7 +365,7 @@ def forks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent), str(here)]))
         late = "transformers.models.qwen3.modeling_qwen3", "plumbing.figures", "matplotlib.figure"
-        context.set_forkserver_preload(["train", "runs", *late])
+        context.set_forkserver_preload(["train", "started_runs", *late])
         multiprocessing.forkserver.ensure_running()
     return context
 

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import TEMPLATE, character_tokenizer, ended, given, refuses, tiny_model, trained, write_rows
-from runs import BASE, refused
 from safetensors.torch import load_file, save_file
+from started_runs import BASE, refused
 from transformers import AutoConfig
 
 import fit

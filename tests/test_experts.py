@@ -6,7 +6,7 @@ import conftest
 import pytest
 import torch
 from rollouts import finish, requests
-from runs import refused
+from started_runs import refused
 from transformers import AutoModelForCausalLM
 
 import batches

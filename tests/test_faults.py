@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import refuses, run_ranks, wait_until
-from runs import BASE, ENDLESS, at_version
 from safetensors.torch import load_file
+from started_runs import BASE, ENDLESS, at_version
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map_only

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TEMPLATE, character_tokenizer, ended, tiny_model, write_rows
-from runs import refused
+from started_runs import refused
 
 RUN = (
     "--virtual exact --model model --data rows.jsonl --steps 1 --prompts 4 --k 1 --generations 4 "

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, alive, ranks_of, wait_until
-from runs import ENDLESS, PATIENCE, SMALL, Run
+from started_runs import ENDLESS, PATIENCE, SMALL, Run
 
 from plumbing import log as log_file
 

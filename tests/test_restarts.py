@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from conftest import alive, given, launched, refuses, wait_until
-from runs import SMALL, Run
+from started_runs import SMALL, Run
 
 from plumbing import devices, heartbeat, processes
 from plumbing.log import finished_checkpoints

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from conftest import ended, given, read_rows, refuses, trained, write_rows
-from runs import BASE, refused
+from started_runs import BASE, refused
 
 import data
 from plumbing.arguments import option

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.checkpoint as dcp
 from conftest import ended, given, trained
-from runs import SMALL, refused
+from started_runs import SMALL, refused
 from transformers import PreTrainedModel
 
 import train

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import DATA, ROOT, given, launched, qwen3, write_rows
-from runs import refused
+from started_runs import refused
 from torch.distributed.checkpoint.metadata import Metadata
 from transformers import AutoConfig
 

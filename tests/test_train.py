@@ -26,7 +26,7 @@ from conftest import (
     trained,
     write_rows,
 )
-from runs import BASE, Run, at_version
+from started_runs import BASE, Run, at_version
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from conftest import given, trained
-from runs import refused
+from started_runs import refused
 
 import loss
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ended, read_rows, refuses
-from runs import at_version
+from started_runs import at_version
 
 import rollout
 import train

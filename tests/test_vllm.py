@@ -22,7 +22,7 @@ if find_spec("vllm") is None:
 
 import psutil  # vLLM needs it
 from rollouts import EveryGenerator, finish, perturb, requests, tokenizer
-from runs import TORCHRUN
+from started_runs import TORCHRUN
 
 from precision import PolicyModel
 from rollout import Generator

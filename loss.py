@@ -293,9 +293,7 @@ class Denominators(NamedTuple):
     prompts: int  # with at least one sampled token
     tokens: int  # sampled
     tokens_per_prompt: torch.Tensor  # (P,) int64, by prompt_index
-    max_new_tokens: float = (
-        nan  # --max-new-tokens, no count: batches.divide sets it, and where it is forgotten nan shows
-    )
+    max_new_tokens: float = nan  # --max-new-tokens, which is no count: batches.divide sets it
 
 
 def global_denominators(lengths, prompt_index):

@@ -243,7 +243,7 @@ def full_tensors(policy, dtype=None):
 def move_moments(optimizer, device):
     """Move AdamW's moments to `device`, "cuda" before an optimizer step and "cpu" after it (--offload-optimizer).
 
-    On the host they lie in pinned memory, into which PyTorch copies what it need not wait for.
+    On the host they lie in pinned memory, so that PyTorch need not wait for each copy.
     """
     for state in optimizer.state.values():
         for name, value in state.items():

@@ -16,8 +16,8 @@ split differently in another place. So each completion is checked once, in the d
 How TorchGenerator decodes. Each of S slots is one row of a key/value cache, and column i of the row holds position i of
 a prompt and its completion. A prompt is run once per request, without its last token. Its keys and values are copied
 into the slots of its G completions when these start, and the last prompt token is the first input of each slot. Free
-slots are refilled before the next decode step. While completions wait, they take the rows of finished completions. When
-none waits, the last rows move there, so that the slots in use are always the first rows. Attention reads columns only
+slots are refilled before the next decode step: a waiting completion takes the row of a finished one. If none waits, the
+last row in use is copied there, so that the slots in use are always the first rows. Attention reads columns only
 up to the longest running sequence. When few completions are left, a decode step costs only what these few need. The CPU
 keeps what is known of a completion: a decode step sends three numbers a row to the device, and waits for two. The
 weights of the Hugging Face model keep their values. Either decoding.py reads them, or the model is called with its own

@@ -70,7 +70,7 @@ def test_no_run_starts_with_a_rule_that_breaks_its_bound_or_sends_no_weights_at_
 
 
 def test_a_run_hands_its_most_tokens_to_the_aggregation():
-    """A literal 7 gives the same gradients; a limit that train.py forgot would give nan, and a silent 1 others."""
+    """A literal 7 gives the same gradients; a forgotten one ends the run, and a silent 1 gives others."""
 
     def gradients(out):
         rows = trained(f"{TINY} --aggregation new_aggregation", out)

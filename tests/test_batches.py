@@ -40,6 +40,7 @@ def test_truncated_completions_are_wrong_in_the_group_mean_but_carry_no_loss():
     assert planned(share) == {group[0].key: (1.5, 0), group[1].key: (-0.5, 0), group[2].key: (-0.5, 0)}
     assert share.dropped == [group[3]]
     assert (share.denominators.completions, share.denominators.tokens) == (3, 12)
+    assert share.denominators.max_new_tokens == 99  # of an aggregation: as given, whatever the completions' lengths
 
 
 def groups_of_three(rng):

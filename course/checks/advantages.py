@@ -146,6 +146,11 @@ def filter_keeps_what_has_a_std(rewards):
     return rewards.std(-1) > 0
 
 
+def filter_by_the_mean(rewards):
+    """ask whether the mean lies between 0 and 1: rewards are 1, -1 or between, and equal ones may have such a mean."""
+    return (rewards.mean(-1) > 0) & (rewards.mean(-1) < 1)
+
+
 def one_by_one(nonzero_variance, rewards):
     """The filter (P,) bool, with each prompt given as a batch of its own."""
     return torch.cat([nonzero_variance(rewards[prompt, None]) for prompt in range(len(rewards))])
@@ -164,10 +169,10 @@ ADVANTAGES.bug(
     ),
     says="only prompts whose rewards differ are kept, also where the mean is rounded",
     probe=one_by_one,
-    inputs=(torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),),
-    expected=[False, True, False, False],
-    labels="eight times 0.7, seven times 0.7 and -1, eight times -1, eight times 0.5",
-    mistakes=(filter_keeps_solved_prompts, filter_keeps_what_has_a_std),
+    inputs=(torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8, [1.0] * 8]),),
+    expected=[False, True, False, False, False],
+    labels="eight times 0.7, seven times 0.7 and -1, eight times -1, eight times 0.5, eight times 1",
+    mistakes=(filter_keeps_solved_prompts, filter_keeps_what_has_a_std, filter_by_the_mean),
     bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
     symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up.",
 )

@@ -36,6 +36,11 @@ def ratio_zero_outside_the_mask(logprobs, gen_logprobs, mask):
     return _fill(_ratio(logprobs, gen_logprobs, mask), mask)
 
 
+def ratio_without_gradient(logprobs, gen_logprobs, mask):
+    """stop the gradient of the ratio: a loss that clips the ratio would have none. CISPO stops it by itself."""
+    return _ratio(logprobs, gen_logprobs, mask).detach()
+
+
 MASKED_LATE = (  # padding is nan
     "leave out the mask, or use it last: nan * 0 is nan, in a gradient too; fill masked positions before any arithmetic"
 )
@@ -70,13 +75,12 @@ CISPO_INPUT = inputs(
 
 
 def ratio_and_gradient(ratio, logprobs, gen_logprobs, _, mask):
-    """The ratio; where the mask is False plus its gradient, if it carries one."""
+    """(2, B, T): the ratio, and the gradient of its sum with respect to logprobs, 0 for one without."""
     logprobs = logprobs.clone().requires_grad_()
     rho = ratio(logprobs, gen_logprobs, mask)
     if rho.requires_grad:
         rho.sum().backward()
-        return rho + logprobs.grad.masked_fill(mask, 0.0)
-    return rho
+    return torch.stack([rho.detach(), torch.zeros_like(rho) if logprobs.grad is None else logprobs.grad])
 
 
 # exp(ln 1/2 - ln 1/4) = 2, (1/2) / (1/16) = 8 and so on; 1, the ratio of equal policies, where the mask is False.
@@ -92,11 +96,18 @@ LOSSES.write(
         "takes that difference and leaves 0 where the mask is False.",
     ),
     undefined=MASKED_LATE,
-    says="pi_train over pi_gen, and 1, with the gradient 0, where nothing was sampled",
+    says="pi_train over pi_gen, and 1 where nothing was sampled; then its gradient, which is the ratio, and 0 there",
     probe=ratio_and_gradient,
     inputs=CISPO_INPUT,
-    expected=[[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]],
-    mistakes=(ratio_inverted, ratio_of_logarithms, ratio_without_mask, ratio_zero_outside_the_mask),
+    expected=[[[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]], [[2.0, 8.0, 0.0, 0.0], [0.5, 8.0, 1.0, 0.0]]],
+    labels="ratio, gradient",
+    mistakes=(
+        ratio_inverted,
+        ratio_of_logarithms,
+        ratio_without_mask,
+        ratio_zero_outside_the_mask,
+        ratio_without_gradient,
+    ),
 )
 
 

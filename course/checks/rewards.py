@@ -109,24 +109,33 @@ def _over_prompts(chances):
     return fmean(chances), stdev(chances) / len(chances) ** 0.5
 
 
+def _right(group):
+    return sum(value == 1 for value in group)
+
+
 def chance_plugged_in(groups, k):
     """put the share c/n into 1 - (1 - p)^k: biased downwards, most for small n."""
-    return _over_prompts([1 - (1 - sum(group) / len(group)) ** k for group in groups])
+    return _over_prompts([1 - (1 - _right(group) / len(group)) ** k for group in groups])
 
 
 def chance_is_mean(groups, k):
     """return mean@k, whatever k is."""
-    return _over_prompts([sum(group) / len(group) for group in groups])
+    return _over_prompts([_right(group) / len(group) for group in groups])
 
 
 def chance_of_the_first(groups, k):
     """look at the first k answers only: unbiased, but the other n - k answers are wasted."""
-    return _over_prompts([float(any(group[:k])) for group in groups])
+    return _over_prompts([float(_right(group[:k]) > 0) for group in groups])
 
 
 def chance_of_all(groups, k):
     """ask that all k answers are correct instead of at least one."""
-    return _over_prompts([comb(sum(group), k) / comb(len(group), k) for group in groups])
+    return _over_prompts([comb(_right(group), k) / comb(len(group), k) for group in groups])
+
+
+def chance_with_partial_credit(groups, k):
+    """count every value above 0 as right: of graded answers only those with the value 1 are."""
+    return _over_prompts([1 - comb(sum(value == 0 for value in group), k) / comb(len(group), k) for group in groups])
 
 
 # n = 4, k = 2, c = 1, 0, 3 right answers: of the 6 pairs of answers 3, 0 and 6 hold at least one right answer.
@@ -142,12 +151,12 @@ REWARDS.write(
         "Return the mean over prompts and its standard error, which is nan for a single prompt.",
         "Of all subsets of k answers, the share without a right one is a quotient of two binomials.",
     ),
-    says="the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 +- 1/sqrt(12) on average",
+    says="the share of pairs with a right answer (value 1): 1/2, 0 and 1, so 1/2 +- 1/sqrt(12) on average",
     probe=call,
-    inputs=([[True, False, False, False], [False] * 4, [True, True, True, False]], 2),
+    inputs=([[1.0, 0.5, 0.0, 0.0], [0.0] * 4, [1.0, 1.0, 1.0, 0.0]], 2),
     expected=[0.5, 12**-0.5],
     labels="mean, standard error",
-    mistakes=(chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all),
+    mistakes=(chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all, chance_with_partial_credit),
 )
 
 

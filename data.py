@@ -470,7 +470,7 @@ class Tokeniser:
         if self.careful or shape not in self.shapes:
             if shape not in self.shapes and self.render(row) is None:
                 cause = "a chat template for another form of messages, or a broken one"
-                expected = "the text of the last user message in the rendered prompt"
+                expected = "the texts of the system and the user in the rendered prompt"
                 raise malformed(row.where, "a prompt without it", cause, expected)
             self(row)
             self.shapes.add(shape)
@@ -520,16 +520,17 @@ class Tokeniser:
             return rendered(self.tokenizer, messages, add_generation_prompt=True)
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
-            cause = "a chat template that takes no system message, or wants user and assistant to take turns"
+            cause = "a broken chat template, or one without a system message, or where user and assistant take turns"
             raise malformed(row.where, f"{error} (roles: {roles})", cause, "a chat that the template takes") from error
 
 
 def rendered(tokenizer, messages: list[dict], **variables) -> str | None:
     """Chat messages as one text, by the tokenizer's template, with contents as texts or else as lists of text parts.
 
-    None if the text of the last user message is in neither, spaces aside. Raises TemplateError if neither is taken.
+    None if the text of a system's or a user's message is not in it, spaces aside, or if the lists are printed as Python
+    prints them. Raises TemplateError if neither is taken.
     """
-    asked = [message["content"] for message in messages if message["role"] == "user"][-1:]
+    asked = [message["content"] for message in messages if message["role"] in ("system", "user")]
     parts = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
     failures: list[Exception] = []
     for form in (messages, parts):
@@ -538,7 +539,9 @@ def rendered(tokenizer, messages: list[dict], **variables) -> str | None:
         except (TemplateError, TypeError) as error:
             failures.append(error)
             continue
-        if all("".join(question.split()) in "".join(text.split()) for question in asked):
+        bare = "".join(text.split())
+        printed = form is parts and any(str(message["content"]) in text for message in parts)
+        if not printed and all("".join(question.split()) in bare for question in asked):
             return text
     if len(failures) == 2:
         raise TemplateError(str(failures[0]))

@@ -129,11 +129,13 @@ PAIR = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "
 PARTS_ONLY = "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}|assistant:"
 
 
-def test_the_question_must_stand_in_the_rendered_prompt_as_a_text_or_as_a_part():
+def test_what_system_and_user_say_must_stand_in_the_rendered_prompt_as_a_text_or_as_a_part():
     (prompt,) = load([{"prompt": PAIR, "answer": 1}], tokenizer=templated(PARTS_ONLY)).validation
     assert prompt.text.endswith("what   is it?|assistant:")
-    first = templated("{{ messages[0].content }}|")
-    refuses("a.jsonl:1: expected the text of the last user", load, [{"prompt": PAIR, "answer": 1}], tokenizer=first)
+    cut = "{% for m in messages %}{{ m.content[3:] if m.content is string else m.content }}{% endfor %}|"
+    for template in ("{{ messages[0].content }}|", "{{ messages[1].content }}|", cut):
+        words = "a.jsonl:1: expected the texts of the system and the user"
+        refuses(words, load, [{"prompt": PAIR, "answer": 1}], tokenizer=templated(template))
 
 
 def test_a_later_row_whose_question_the_template_loses_is_left_out_when_it_is_drawn():

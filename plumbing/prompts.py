@@ -26,7 +26,6 @@ Test: pytest tests/test_prompts.py tests/test_references.py
 
 import ast
 import csv
-import hashlib
 import json
 import os
 import re
@@ -141,16 +140,14 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
     line = 0
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         first = file.readline()
-        if first.startswith("sep="):
-            raise malformed(f"{path}:1", repr(first.strip()), "a line for Excel alone: delete it", "names of columns")
         file.seek(0)
         table = csv.DictReader(file, delimiter=max(",;\t|", key=first.count), strict=True)
         try:
             names = [name for name in table.fieldnames or [] if name]
             check_text(f"{path}:1", names, program=True)
-            if len(set(names)) < len(names):
-                cause = "a joined table; one of these columns would be read in place of the other"
-                raise malformed(f"{path}:1", f"columns {names}, two the same", cause, "a name for each column")
+            if len(set(names)) < len(names) or "sep=" in names:
+                cause = "a joined table, or a line for Excel alone: delete it"
+                raise malformed(f"{path}:1", f"the columns {names}", cause, "a name of its own for each column")
             for row in table:
                 line = table.reader.line_num
                 if None in row:
@@ -170,34 +167,35 @@ BUILDERS = {".parquet": "parquet", ".json": "json", ".arrow": "arrow"}  # that `
 def read(name: str) -> Iterator[tuple[str, Any]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
     path = Path(name)
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    kinds = {file.suffix.lower(): file.name for file in files}
-    kinds = {kind: file for kind, file in kinds.items() if kind in READERS | BUILDERS and file != "dataset_info.json"}
     kind = path.suffix.lower()
+    known = READERS | BUILDERS
+    got = "a packed file, lines of text, or another kind of table"
     if path.is_dir():
-        problem = f"{len(kinds)} kinds of data: {', '.join(kinds.values())}" if len(kinds) > 1 else ""
-        if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-            problem = "a folder of save_to_disk: write files with dataset.to_parquet(FILE) or .to_json(FILE)"
-        if problem:
-            raise ValueError(f"--data {name}: expected a folder of data files of one kind, got {problem}")
-        return read_dataset(name, files, path=name)
-    if path.is_file() and kind in READERS:
-        return READERS[kind](name)
-    if path.is_file() and kind in BUILDERS:
-        return read_dataset(name, files, path=BUILDERS[kind], data_files=[name])
-    hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
-    if hub and not path.exists() and not Path(path.parts[0]).is_dir() and kind not in READERS | BUILDERS:
-        return read_dataset(name, [], path=hub[1], name=hub[2])
-    got = (
-        "a packed file, lines of text, or another kind of table"
-        if path.exists()
-        else "nothing: there is no such file or folder"
-    )
-    expected = f"{', '.join([*data.EMBEDDED_TASKS, *READERS, *BUILDERS])}, a folder or OWNER/NAME on the hub"
-    raise ValueError(f"--data {name}: expected {expected}, got {got}")
+        files = [
+            file
+            for file in sorted(path.rglob("*"))
+            if file.suffix.lower() in known and file.name != "dataset_info.json"
+        ]
+        kinds = {file.suffix.lower(): file.name for file in files}
+        if len(kinds) < 2:
+            return read_dataset(name, files, path=name)
+        got = f"{len(kinds)} kinds of data: {', '.join(kinds.values())}"
+    elif path.exists():
+        if kind in READERS:
+            return READERS[kind](name)
+        if kind in BUILDERS:
+            return read_dataset(name, [path], path=BUILDERS[kind], data_files=[name])
+    else:
+        hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
+        if hub and not Path(path.parts[0]).is_dir() and kind not in known:
+            return read_dataset(name, [], path=hub[1], name=hub[2])
+        got = "nothing: there is no such file or folder"
+    kinds = ", ".join([*data.EMBEDDED_TASKS, *known])
+    folder = "a folder of files of one kind (none of save_to_disk: write files with dataset.to_parquet(FILE))"
+    raise ValueError(f"--data {name}: expected {kinds}, {folder} or OWNER/NAME on the hub, got {got}")
 
 
-def read_dataset(source: str, files: Iterable, **place) -> Iterator[tuple[str, dict]]:
+def read_dataset(source: str, files: list[Path], **place) -> Iterator[tuple[str, dict]]:
     """(place, row) of the rows that `datasets.load_dataset` finds; ValueError if it finds none or is not installed.
 
     files  local ones, which are read anew if one was changed in place. Of several processes one converts them
@@ -208,10 +206,9 @@ def read_dataset(source: str, files: Iterable, **place) -> Iterator[tuple[str, d
         import datasets  # not a requirement: the embedded tasks, JSONL and CSV do without it
 
         failures += (datasets.exceptions.DatasetsError,)
-        stamps = [(str(file), os.stat(file).st_ctime_ns) for file in files]
-        if stamps:
-            stamp = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
-            place["cache_dir"] = os.path.join(datasets.config.HF_DATASETS_CACHE, "by_stamp", stamp)
+        if files:  # their names are looked at by `datasets` itself
+            changed = max(file.stat().st_ctime_ns for file in files)
+            place["cache_dir"] = f"{datasets.config.HF_DATASETS_CACHE}/by_stamp/{changed}"
         rows = datasets.load_dataset(**place, split="train")
     except failures as error:
         reason = error.__cause__ or error  # "An error occurred while generating the dataset" says nothing
@@ -228,9 +225,7 @@ OF_OTHER_MODELS = ("images", "image", "videos", "audios", "tools")  # columns
 
 
 def loaded(text):
-    """The value that a text spells in JSON or as a Python literal; anything else is returned unchanged."""
-    if not isinstance(text, str):
-        return text
+    """The value that a text spells in JSON or as a Python literal; anything else, whatever it is, stays."""
     for load_text in (json.loads, ast.literal_eval):
         with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return load_text(text)
@@ -248,14 +243,13 @@ def chat(messages: list, where: str) -> list[dict]:
             parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
             parts = [{"text": part} if isinstance(part, str) else part for part in parts]
             whole.append({"role": "" + message["role"], "content": "".join(part["text"] for part in parts)})
-            lost = [name for part in (message, *parts) for name in part if part[name] and name not in LEFT_ALONE]
-            lost += [part["type"] for part in parts if part.get("type", "text") != "text"]
-            if message["role"] in ("tool", "function"):
-                lost.append("a tool's result")
+            lost = {name for part in (message, *parts) for name in part if part[name]} - LEFT_ALONE
+            lost |= {part.get("type", "text") for part in parts} - {"text"}
+            lost |= {message["role"]} & {"tool", "function"}
         except (KeyError, TypeError, AttributeError):
-            lost = ["another form of chat, or an image or sound"]
+            lost = {"another form of chat, or an image or sound"}
         if lost:
-            cause = f"{', '.join(lost)}, which is not read"
+            cause = f"{', '.join(sorted(lost))}, which is not read"
             expected = 'messages like {"role": "user", "content": text}'
             raise malformed(where, f"the message {str(message)[:90]!r}", cause, expected)
     return whole
@@ -339,9 +333,8 @@ def legible(text: str) -> str:
 
 # --- References ------------------------------------------------------------------------------------------------------
 
-FIELDS = ("ground_truth", "final_answer", "answer", "target", "value")  # of a reference that is an object
+FIELDS = ("ground_truth", "final_answer", "answer", "value")  # of a reference that is an object
 NO_ANSWER = {"proof", "notfound", "not found", "n/a", "nan", "null", "undefined answer"}
-COUNTDOWN = "a Countdown game, for which any expression of that value is right: grade it with --reward"
 SPELT = re.compile(r"\s*(?:\{\s*['\"].*\}|\[.*\])\s*", re.S)  # an object or a list, as JSON or Python writes it
 GAP = r"(?:[\s~]|\\[ ,;:]|\\q?quad(?![a-z]))+"
 LABEL = re.compile(rf"(?:\(([A-H])\)|([A-H])[).:]){GAP}(.+)", re.S)  # (B) 4
@@ -360,11 +353,9 @@ def unpacked(answer) -> str:
     value = loaded(answer) if isinstance(answer, str) and SPELT.fullmatch(answer) else answer
     if isinstance(value, dict):
         names = [name for name in FIELDS if name in value]
-        if {"numbers", "nums"} & value.keys() or len(names) != 1:
-            raise ValueError(
-                COUNTDOWN if {"numbers", "nums"} & value.keys() else f"an object with the fields {[*value]}"
-            )
-        return unpacked(value[names[0]])
+        if len(names) != 1:
+            raise ValueError(f"an object with the fields {[*value]}")
+        value = [value[names[0]]]
     if isinstance(value, list) and len(value) == 1:
         return unpacked(value[0])
     if isinstance(value, list) and (value is answer or all(isinstance(item, str) for item in value)):
@@ -434,7 +425,7 @@ def read_answer(answer, row: dict, task: str, prompt, where: str) -> str:
         if task == "code":
             reference = code_reference(answer, row)
         elif task == "math" and {"nums", "numbers"} & row.keys() and "target" in row:
-            cause = COUNTDOWN
+            cause = "a Countdown game, for which any expression of that value is right: grade it with --reward"
         elif task == "math":
             reference = math_reference(answer, question(prompt))
         else:
@@ -483,22 +474,17 @@ def place_choices(name: str, rows: list[Row], index: str | None) -> tuple[list[s
     whole = [WHOLE.fullmatch(row.answer) for row in rows]
     if not all(whole) or index == "words":
         return named, "labels or words of options"
-    numbers = [int(match[1]) for match in whole if match]
     first = int(index or 0)
-    letters = [[*choices] or list("ABCDEFGHIJ") for choices in offered]
-    counted = [labels[n - first] if 0 <= n - first < len(labels) else None for n, labels in zip(numbers, letters)]
-    problem = ""
-    if not index and all(named):
-        if None in counted or counted == named:
-            return named, "labels or words of options"
-        problem = "options by their labels or words, and as indices from 0 other ones"
-    elif not index and None in counted:
-        problem = f"no option as an index from 0 ({rows[counted.index(None)].where})"
-    elif not index and len(rows) >= 20 and 0 not in numbers:
-        problem = "never 0, as if they counted from 1"
-    if problem:
-        flags = "give --choice-index 0, --choice-index 1 or --choice-index words"
-        raise ValueError(f"--data {name}: whole numbers as references of `choice`, {problem}: {flags}")
+    places = [int(match[1]) - first for match in whole if match]
+    labels = [[*choices] or list("ABCDEFGHIJ") for choices in offered]
+    counted = [own[place] if 0 <= place < len(own) else None for own, place in zip(labels, places)]
+    if not index and all(named) and (None in counted or counted == named):
+        return named, "labels or words of options"
+    if not index and (all(named) or None in counted or len(rows) >= 20 and 0 not in places):
+        raise ValueError(
+            f"--data {name}: expected references of `choice` that are whole numbers to be labels or words of options, "
+            "or indices from 0, one of them 0; got both or neither: give --choice-index 0, 1 or words"
+        )
     return counted, f"indices from {first}"
 
 
@@ -515,7 +501,7 @@ def field(row: dict, names: Iterable[str]):
             return value
 
 
-def parse_row(row, where: str, task: str | None, reading: Reading, source: int = 0) -> Row:
+def parse_row(row, where: str, task: str | None, reading: Reading, source: int) -> Row:
     """Check a row's fields. task, source: of its source. Raises ValueError naming `where` if it is unusable."""
     if not isinstance(row, dict):
         raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
@@ -523,9 +509,7 @@ def parse_row(row, where: str, task: str | None, reading: Reading, source: int =
     for value, names, flag in zip((prompt, reading.own or answer), reading.columns, ("prompt", "answer")):
         if value is None:
             cause = f"an unlabelled row, or another name of the column: --{flag}-column NAME"
-            got = (
-                f"nothing under {' or '.join(names)}, but under {sorted(name for name in row if row[name] is not None)}"
-            )
+            got = f"nothing under {' or '.join(names)} among the columns {sorted(row)}"
             raise malformed(where, got, cause, EXPECTED)
     if lost := [name for name in OF_OTHER_MODELS if row.get(name)]:
         raise malformed(where, f"a column {lost[0]}", "a prompt for a model that sees or calls tools", "text alone")
@@ -541,22 +525,12 @@ def parse_row(row, where: str, task: str | None, reading: Reading, source: int =
         cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
     if task == "choice" and not options(question(prompt)):
-        check_options(row, where, reading)
+        others = row.keys() - reading.taken
+        columns = [name for name in others if name == "A" or isinstance(row[name], (list, dict)) and len(row[name]) > 1]
+        if columns:
+            cause = "options that the model would not see: write them into the prompt, each on a line, as in `A. Rome`"
+            raise malformed(where, f"a prompt without options, and a column {columns[0]}", cause, "options in it")
     return Row(where, prompt, read_answer(answer, row, task, prompt, where), task, source)
-
-
-def check_options(row: dict, where: str, reading: Reading) -> None:
-    """Raise ValueError if the options of a prompt without any stand in columns of their own."""
-    lists = [
-        name for name in row if name not in reading.taken and isinstance(row[name], (list, dict)) and len(row[name]) > 1
-    ]
-    if lists or {"A", "B"} <= row.keys():
-        cause = "options that the model would not see: write them into the prompt, each on a line, as in `A. Rome`"
-        raise malformed(where, f"a prompt without options, and a column {[*lists, 'A'][0]}", cause, "options in it")
-
-
-RENDERED = "begin or end with a special token, which the chat template or the tokenizer writes itself"
-CONFLICT = "repeat a prompt with another answer, and the earlier row counts"
 
 
 def usable(name: str, number: int, task: str | None, ready, prompts, reading: Reading) -> list[Row]:
@@ -584,8 +558,15 @@ def usable(name: str, number: int, task: str | None, ready, prompts, reading: Re
         else:
             prompts.unread.setdefault(number, [name for name in fields if name not in taken])
             rows.append(row)
-    if any(row.task == "choice" for row in rows):
-        rows = [*placed(name, rows, left_out, prompts, reading.choice_index)]
+    choices = [row for row in rows if row.task == "choice"]
+    if choices:
+        labels, prompts.choices[name] = place_choices(name, choices, reading.choice_index)
+        label_of = {row.where: label for row, label in zip(choices, labels)}
+        rows = [row._replace(answer=label_of.get(row.where, row.answer) or "") for row in rows]
+        cause = "none of the options that the prompt offers"
+        unplaced = [row for row in choices if not label_of[row.where]]
+        left_out += [str(malformed(row.where, f"answer {row.answer[:60]!r}", cause, "an option")) for row in unplaced]
+        rows = [row for row in rows if row.answer]
     prompts.unusable += left_out
     if len(left_out) > MOST_LEFT_OUT * count and not reading.skip_unusable:
         got = f"{left_out[0]}; {len(left_out)} of {count} rows have no usable answer"
@@ -593,46 +574,24 @@ def usable(name: str, number: int, task: str | None, ready, prompts, reading: Re
     return rows
 
 
-def placed(name: str, rows: list[Row], left_out: list[str], prompts, index: str | None) -> Iterator[Row]:
-    """Yield the rows, with options as references of `choice`; those without one are added to left_out."""
-    choices = [row for row in rows if row.task == "choice"]
-    labels, prompts.choices[name] = place_choices(name, choices, index)
-    label_of = {row.where: label for row, label in zip(choices, labels)}
-    for row in rows:
-        if label := label_of.get(row.where, row.answer):
-            yield row._replace(answer=label)
-        else:
-            cause = "none of the options that the prompt offers"
-            left_out.append(str(malformed(row.where, f"answer {row.answer[:60]!r}", cause, "an answer for `choice`")))
-
-
 # --- Prompts of all sources ------------------------------------------------------------------------------------------
 
 
-def read_source(name: str, number: int, task: str | None, ready, prompts, reading: Reading):
-    """(rows with their prompt for the first time; those that repeat one; tasks of all) of a source.
-
-    number, task   of the source
-    ready, prompts  data.Tokeniser, data.Data
-                   `prompts` gets what is wrong with rows, and a warning if some begin or end with a special token
-    """
-    marks = tuple(token.content for token in ready.tokenizer.added_tokens_decoder.values() if token.special)
+def distinct(rows: list[Row], prompts, reading: Reading) -> tuple[list[Row], list[Row]]:
+    """(rows with their prompt for the first time, those that repeat one); data.Data gets a warning of other answers."""
     first: dict[str, Row] = {}  # data.identity -> row
-    repeated: list[Row] = []
-    places: dict[str, list[str]] = {RENDERED: [], CONFLICT: []}  # places of rows
-    rows = usable(name, number, task, ready, prompts, reading)
+    repeated = []
+    others = []  # places of rows
     for row in rows:
         earlier = first.setdefault(data.identity(row.prompt), row)
         if earlier is not row:
             repeated.append(row)
             if not reading.evaluate and earlier.answer != row.answer:
-                places[CONFLICT].append(row.where)
-        if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
-            places[RENDERED].append(row.where)
-    prompts.warnings += [
-        f"{len(them)} rows, the first {them[0]}, {problem}" for problem, them in places.items() if them
-    ]
-    return list(first.values()), repeated, {row.task for row in rows}
+                others.append(row.where)
+    if others:
+        found = f"{len(others)} rows, the first {others[0]}, repeat a prompt with another answer"
+        prompts.warnings.append(f"{found}, and the earlier row counts")
+    return list(first.values()), repeated
 
 
 def read_sources(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMPTS, vocabulary=None, **settings):
@@ -657,9 +616,8 @@ def read_sources(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMP
     for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
         if name in data.EMBEDDED_TASKS:
             train, new, too_long = data.embedded(name, number, validation, ready.fits)
-            its_tasks = {name}
         else:
-            first, repeated, its_tasks = read_source(name, number, task, ready, prompts, reading)
+            first, repeated = distinct(usable(name, number, task, ready, prompts, reading), prompts, reading)
             train, new, too_long = data.split(first, validation, one_in=data.HELD_OUT if weight else 1, fits=ready.fits)
             prompts.duplicates += len(repeated)
             prompts.others.rows += repeated if weight else repeated + train
@@ -667,7 +625,7 @@ def read_sources(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMP
             got = "; ".join([f"{too_long} longer ones", *prompts.unusable[:1]])
             cause = "an empty file, a small --max-prompt-tokens, or only unusable rows"
             raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
-        owned.append(its_tasks)
+        owned.append({row.task for row in chain(train, new)})
         prompts.too_long += too_long
         held += new
         prompts.sizes.append(len(train) if weight else 0)
@@ -689,8 +647,11 @@ def unreadable(prompts, timeout: float, skip_unusable: bool) -> list[str]:
     asked = asked[:: len(asked) // SAMPLE + 1]
     pairs = [("\\boxed{?}", prompt) for prompt in asked if not NUMBER.fullmatch(prompt.answer)]
     errors = [score.error for score in verdicts(pairs, timeout=timeout) if score.error.startswith(UNREADABLE)]
+    if not errors:
+        return []
+    got = (
+        f"{len(errors)} of {len(asked)} references cannot be compared with any answer, and get no verdict: {errors[0]}"
+    )
     if len(errors) > MOST_LEFT_OUT * len(asked) and not skip_unusable:
-        got = f"{len(errors)} of {len(asked)} references cannot be compared with any answer: {errors[0]}"
-        raise ValueError(f"{got}; --skip-unusable goes on, and answers to such rows get no verdict")
-    title = f"WARNING: {len(errors)} of {len(asked)} references cannot be compared, and get no verdict. The first:"
-    return ["\n  ".join([title, *errors[:3]])] if errors else []
+        raise ValueError(f"{got}; --skip-unusable goes on")
+    return [f"WARNING: {got}"]

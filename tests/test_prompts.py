@@ -179,7 +179,11 @@ def test_cells_of_a_table_are_text_and_each_row_has_the_line_in_which_it_ends():
 
 
 BROKEN = [  # a source, what it holds, what is said
-    ("a.csv", b"prompt,answer,answer\n1,2,3", "a.csv:1: expected a name for each column, got .*'answer', 'answer'"),
+    (
+        "a.csv",
+        b"prompt,answer,answer\n1,2,3",
+        "a.csv:1: expected a name of its own for each column, got .*'answer', 'answer'",
+    ),
     ("a.csv", b"sep=;\nprompt;answer\n1;2", "a.csv:1: .*a line for Excel"),
     ("a.csv", "prompt,answer\n1,2\n".encode("utf-16"), "a.csv:1: expected text in UTF-8"),
     ("a.csv", b"# mine\nprompt,answer\n", "a.csv:2: .* more cells than the names .'# mine'.; .* does not name"),

@@ -65,7 +65,6 @@ class RunLog:
     """
 
     def __init__(self, args, processes, parameters, state, work, draw):
-        self.args = args
         self.out = Path(args.out)
         self.processes = processes
         self.parameters = parameters
@@ -74,7 +73,7 @@ class RunLog:
         self.virtual = bool(args.virtual)
         self.totals = {"tokens": 0, "tokens_trained": 0, "lost_gpu_hours": 0.0, "failed_groups": 0}
         self.totals |= state.get("totals", {})
-        hours = state.get("gpu_hours", 0.0) + self.count_lost(state)
+        hours = self.count_lost(state.get("gpu_hours", 0.0))
         self.clock = Clock(processes.devices, hours, processes.clock)
         self.seconds = {"publish": 0.0}  # of the last time
         self.used = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # of the generators' work, in rows so far
@@ -87,15 +86,16 @@ class RunLog:
             monitor = Monitor(self.screen.write, stop, args.loss)
             self.observers: list = [self.screen, monitor]
 
-    def count_lost(self, state):
-        """Keep in the totals what a crash cost since the checkpoint with these counters; returns its device-hours."""
-        # Virtual time is a model, and repeats.
-        lost = {} if self.processes.rank or self.virtual else lost_since(self.out, state)
-        hours = lost.pop("gpu_hours", 0.0)
-        for name, more in lost.items():
-            self.totals[name] += more
-        self.totals["lost_gpu_hours"] += hours
-        return hours
+    def count_lost(self, hours):
+        """Count in the totals what a crash cost since a checkpoint of so many device-hours; returns those spent."""
+        if self.processes.rank or self.virtual:  # virtual time is a model, and repeats
+            return hours
+        rows = [row for row in read_rows(self.out / "log.jsonl")[0] if "gpu_hours" in row]
+        for name in ("tokens", "tokens_trained"):
+            self.totals[name] = max([self.totals[name], *(row.get(name, 0) for row in rows)])
+        spent = max([hours, *(row["gpu_hours"] for row in rows)])
+        self.totals["lost_gpu_hours"] += spent - hours
+        return spent
 
     def state(self):
         """What a checkpoint keeps of the log. A virtual run repeats what it was interrupted in: that does not count."""
@@ -281,24 +281,14 @@ def read_rows(log):
     return intact, broken
 
 
-def lost_since(out, state):
-    """{total: what the log says was spent since the checkpoint with these counters ({}: since the start), and lost}."""
-    log = Path(out) / "log.jsonl"
-    spent = [row for row in read_rows(log)[0] if "gpu_hours" in row] if log.exists() else []
-    before = state.get("totals", {}) | {"gpu_hours": state.get("gpu_hours", 0.0)}
-    return {
-        name: max(0, max((row.get(name) or 0 for row in spent), default=0) - before.get(name, 0))
-        for name in ("gpu_hours", "tokens", "tokens_trained")
-    }
-
-
 def stored_flags(log):
     """The settings with which the run of this log was last started, as logged. Raises ValueError if it does not say."""
-    flags = [row.get("flags") for row in read_rows(log)[0] if row["kind"] == "config"]
-    starts = [start for start in flags if isinstance(start, dict) and isinstance(start.get("clips"), dict)]
-    if not starts:
-        raise ValueError(f"expected a row in {log} that says with which flags the run was started; found none intact")
-    return starts[-1] | starts[-1]["clips"]
+    starts = [row for row in read_rows(log)[0] if row["kind"] == "config"]
+    try:
+        flags = starts[-1]["flags"]
+        return flags | flags["clips"]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"expected the flags of the run in the last config row of {log}; found none intact") from error
 
 
 # --- Warnings --------------------------------------------------------------------------------------------------------

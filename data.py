@@ -115,8 +115,7 @@ class Data:
     duplicates: int = 0  # rows that repeat an earlier prompt of their source
     unusable: list[str] = field(default_factory=list)  # what is wrong with each row that --skip-unusable left out
     choices: dict[str, str] = field(default_factory=dict)  # source -> how its references of `choice` were read
-    unread: dict[int, list[str]] = field(default_factory=dict)  # source -> columns that are not read
-    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # lines for the screen
 
 
 def malformed(where: str, got: str, cause: str, expected: str) -> ValueError:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -21,7 +21,6 @@ from types import SimpleNamespace
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 import data
@@ -69,18 +68,11 @@ def load_prompts(args):
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         refuse(error)
     if alone(args) or torchrun("WORLD_SIZE") > 1 and torchrun("RANK") == 0:  # not by the process that starts the ranks
-        print(*args.notes, sep="\n", end="\n" if args.notes else "")
-        for source, columns in prompts.unread.items():
-            if columns:
-                print(f"{args.data[source]}: these columns are not read: {', '.join(columns)}")
+        print(*args.notes, *prompts.notes, sep="\n")
         shown = {prompt.source: prompt for prompt in reversed(prompts.validation)}
         for source, prompt in sorted(shown.items()):
             text = prompts.train.ready.tokenizer.decode(prompt.ids)
             print(f"{args.data[source]}: a prompt as the model reads it ends with {text[-200:]!r}")
-        for source, reading in prompts.choices.items():
-            print(f"{source}: references of `choice` are read as {reading}")
-        for warning in prompts.warnings:
-            print(f"WARNING: {warning}", file=sys.stderr)
         if prompts.unusable:
             causes = Counter(row.rpartition("likely cause: ")[2].partition(":")[0] for row in prompts.unusable)
             counts = "; ".join(f"{count} of them: {cause}" for cause, count in causes.most_common())
@@ -96,13 +88,11 @@ def prepare(args):
     """
     flag = "--evaluate" if args.evaluate else "--resume" if args.checkpoint else "--model"
     folder = weights_folder(args)
-    if not args.checkpoint:
-        check_model(flag, folder)
     notes = [*args.notes]
-    config, tokenizer = read_model(flag, folder, args, notes)
+    with named(flag, folder):
+        config, tokenizer = read_model(folder, args, notes)
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
-        vllm_rollout.check_dense(config)
     phrase = phrase_ids(tokenizer, args)
     sizes = memory.Sizes(config, args.dtype)
     args, changes = memory.fit(args, sizes, len(phrase))
@@ -165,29 +155,28 @@ def fingerprint(prompts):
     return digest.hexdigest()[:16]
 
 
-def check_model(flag, name):
-    """Raise ValueError for a path without a model. What is not there may be a name on the hub."""
-    path = Path(name)
-    if path.exists() and not (path / "config.json").is_file():
-        expected = "expected a folder as Hugging Face's save_pretrained writes it"
-        raise ValueError(f"{flag} {name}: {expected}, found no config.json in it")
-    on_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not ("/" in name and path.parent.is_dir())
-    if not path.exists() and not on_hub:
-        raise ValueError(f"{flag} {name}: expected a folder, or OWNER/NAME on the hub; there is no such folder")
+@contextmanager
+def named(flag, folder):
+    """What is wrong with the files of a policy is raised as ValueError, in one line that names the flag."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{flag} {folder}: {' '.join(str(error).split())}") from error
+    except (OSError, LookupError, TypeError, ArithmeticError, StrictDataclassError) as error:
+        expected = "expected a config and a tokenizer, in a folder or on the hub, that transformers can read from here"
+        message = " ".join(str(error).split())
+        raise ValueError(f"{flag} {folder}: {expected}; {type(error).__name__}: {message}") from error
 
 
 def show_plan(args):
     """--plan: print what the run will need; returns the exit code 0. Ends with code 2 and one line if it cannot run."""
     folder = weights_folder(args)
     try:
-        check_model("--model", folder)
-        config = read_config(folder)
-        checkpoints.check_supported(config)
-        if args.generator == "vllm":
-            vllm_rollout.check_dense(config)
+        with named("--model", folder):
+            config = read_config(folder, args)
         print(*args.notes, *memory.plan(args, memory.Sizes(config, args.dtype)), sep="\n")
-    except (ValueError, OSError, StrictDataclassError) as error:
-        refuse(" ".join(str(error).split()))
+    except ValueError as error:
+        refuse(error)
     return 0
 
 
@@ -214,38 +203,37 @@ def generates(args):
     return torchrun("WORLD_SIZE") > 1 and not trains
 
 
-def read_model(flag, folder, args, notes):
+def read_model(folder, args, notes):
     """(config, tokenizer) of the policy. Raises ValueError if it has none, is not supported, or could never end.
 
-    flag   by which the folder was given
     notes  a list of lines, to which those on the chat template are added
     """
-    try:
-        config = read_config(folder)
-        checkpoints.check_supported(config)
-        if not args.checkpoint:  # of one to resume trainers read state/, and generators get theirs from them
-            checkpoints.check_weights(folder, config)
-        tokenizer = read_tokenizer(folder, args, notes)
-        check_mark(tokenizer, args)
-        model = SimpleNamespace(config=config, generation_config=checkpoints.generation_config(folder))
-        ends = rollout.eos_ids(model, tokenizer)
-        if tokenizer.chat_template:
-            notes += template_warnings(tokenizer, ends)
-    except OSError as error:
-        message = str(error).strip().partition("\n")[0]
-        expected = "expected a folder, or a model on the hub that can be read from here"
-        raise ValueError(f"{flag} {folder}: {expected}; {message}") from error
-    except ValueError as error:
-        raise ValueError(f"{flag} {folder}: {' '.join(str(error).split())}") from error
-    except (LookupError, TypeError, ArithmeticError, StrictDataclassError) as error:
-        message = " ".join(str(error).split())
-        expected = "expected a config and a tokenizer that transformers reads"
-        raise ValueError(f"{flag} {folder}: {expected}; {type(error).__name__}: {message}") from error
+    config = read_config(folder, args)
+    if not args.checkpoint:  # of one to resume trainers read state/, and generators get theirs from them
+        checkpoints.check_weights(folder, config)
+    tokenizer = read_tokenizer(folder, args, notes)
+    check_mark(tokenizer, args)
+    ends = rollout.eos_ids(
+        SimpleNamespace(config=config, generation_config=checkpoints.generation_config(folder)), tokenizer
+    )
+    end = rollout.end_of_turn(tokenizer)
+    if tokenizer.chat_template and not {*end[:1]} & {*ends}:
+        text = tokenizer.decode(end)
+        notes.append(
+            f"WARNING: no completion ends where the chat template ends an answer, at {text!r}; name its token as "
+            "eos_token_id in generation_config.json"
+        )
     return config, tokenizer
 
 
-def read_config(folder):
-    """The config of a policy. Raises ValueError for what transformers would not read, or would ignore."""
+def read_config(folder, args):
+    """The config of a policy. Raises ValueError for one that is not supported, or of which a part would be ignored."""
+    path = Path(folder)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ValueError("expected a folder as Hugging Face's save_pretrained writes it, found no config.json in it")
+    on_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", folder) and not ("/" in folder and path.parent.is_dir())
+    if not path.exists() and not on_hub:
+        raise ValueError("expected a folder, or OWNER/NAME on the hub; there is no such folder")
     written, _ = PreTrainedConfig.get_config_dict(folder)
     dtype = str(written.get("dtype") or written.get("torch_dtype"))
     if dtype.startswith("torch."):
@@ -258,7 +246,11 @@ def read_config(folder):
         raise ValueError(
             "is_causal is false in its config.json: expected a model in which a token sees only those before it"
         )
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    checkpoints.check_supported(config)
+    if args.generator == "vllm":
+        vllm_rollout.check_dense(config)
+    return config
 
 
 def check_positions(config, args):
@@ -325,22 +317,6 @@ def dated(template, day):
     for directive in "aAbBcdDeFHIjmMpSTuUwWxXyY":
         text += f" | replace({f'%{directive}'!r}, {day.strftime(f'%{directive}')!r})"
     return f"{{%- macro strftime_now(format) %}}{{{{ {text} }}}}{{% endmacro %}}{{{{ '' }}}}{template}"
-
-
-def template_warnings(tokenizer, ends):
-    """What a chat template does that one would not expect, as lines. ends: ids that end a completion."""
-    lines = []
-    with suppress(TemplateError):  # the prompts decide whether the template can be used
-        render = partial(data.rendered, tokenizer, [{"role": "user", "content": "a question"}])
-        prompt = render(add_generation_prompt=True)
-        if prompt and prompt == render():
-            lines.append(f"WARNING: the chat template has no generation prompt; a prompt ends with {prompt[-60:]!r}")
-        end = rollout.end_of_turn(tokenizer)
-        if not set(end[:1]) & set(ends):
-            remedy = "name its token as eos_token_id in generation_config.json"
-            text = tokenizer.decode(end)
-            lines.append(f"WARNING: no completion ends where the chat template ends an answer, at {text!r}; {remedy}")
-    return lines
 
 
 def questions(args, prompts):

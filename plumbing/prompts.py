@@ -541,6 +541,7 @@ def usable(name: str, number: int, task: str | None, ready, prompts, reading: Re
     taken = reading.taken | {"task", "metadata"}
     rows: list[Row] = []
     left_out: list[str] = []  # for their reference
+    unread: list[str] = []  # columns
     count = 0
     for where, fields in read(name):
         count += 1
@@ -556,11 +557,15 @@ def usable(name: str, number: int, task: str | None, ready, prompts, reading: Re
                 raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
             prompts.unusable.append(str(error))
         else:
-            prompts.unread.setdefault(number, [name for name in fields if name not in taken])
+            unread = unread or [column for column in fields if column not in taken]
             rows.append(row)
+    if unread:
+        prompts.notes.append(f"{name}: these columns are not read: {', '.join(unread)}")
     choices = [row for row in rows if row.task == "choice"]
     if choices:
-        labels, prompts.choices[name] = place_choices(name, choices, reading.choice_index)
+        labels, how = place_choices(name, choices, reading.choice_index)
+        prompts.choices[name] = how
+        prompts.notes.append(f"{name}: references of `choice` are read as {how}")
         label_of = {row.where: label for row, label in zip(choices, labels)}
         rows = [row._replace(answer=label_of.get(row.where, row.answer) or "") for row in rows]
         cause = "none of the options that the prompt offers"
@@ -589,8 +594,8 @@ def distinct(rows: list[Row], prompts, reading: Reading) -> tuple[list[Row], lis
             if not reading.evaluate and earlier.answer != row.answer:
                 others.append(row.where)
     if others:
-        found = f"{len(others)} rows, the first {others[0]}, repeat a prompt with another answer"
-        prompts.warnings.append(f"{found}, and the earlier row counts")
+        rows_are = f"{len(others)} rows, the first {others[0]}, repeat a prompt with another answer"
+        prompts.notes.append(f"WARNING: {rows_are}, and the earlier row counts")
     return list(first.values()), repeated
 
 

@@ -109,7 +109,7 @@ def test_chat_messages_may_be_stored_as_text_or_in_parts(prompt):
 def test_of_repeated_prompts_the_first_row_counts_and_another_answer_is_reported():
     prompts = load([*rows_of(a=1, b=2), {"prompt": "a ", "answer": 3}])  # the model reads both as the same
     assert answers(prompts) == {"a": "1", "b": "2"} and prompts.duplicates == 1
-    assert "a.jsonl:3, repeat a prompt with another answer" in prompts.warnings[0]
+    assert "a.jsonl:3, repeat a prompt with another answer" in prompts.notes[0]
 
 
 def test_prompts_over_the_budget_are_left_out_when_they_are_drawn():

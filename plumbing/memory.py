@@ -39,7 +39,6 @@ from plumbing.virtual import Costs
 from rollout import PREFILL_AHEAD, PREFILL_TOKENS
 
 USABLE = 0.9  # share of the free memory; the rest is for what is not counted here
-READ = {"interrupt": ("interrupt_at",), "penalty": ("length_max", "length_cache")}  # lengths, by --length-control
 LARGEST_CHUNK = 4096  # positions of a head's chunk: products of so many rows fill a GPU
 GRAPH_BYTES = 8e6  # assumed: a CUDA graph of a decode step, about a thousand launches, without the memory it works in
 
@@ -87,12 +86,10 @@ def fit(args, sizes, phrase):
         fit_trainers(args, sizes)
     if args.generator == "torch" or args.plan or gpus():
         fit_slots(args, sizes, **neighbours(args))
-    names = "max_prompt_tokens", "max_new_tokens", *READ.get(args.length_control, ()), "trainers", "token_budget"
-    names = *names, "offload_optimizer", "slots"
     changed = [
-        f"{option(name)} {as_given(getattr(args, name))} instead of {as_given(before[name])}"
-        for name in names
-        if getattr(args, name) != before[name]
+        f"{option(name)} {as_given(value)} instead of {as_given(before[name])}"
+        for name, value in vars(args).items()
+        if value != before[name]
     ]
     fitted = f"Made to fit the lengths that were given, {sizes.positions:,} positions and the memory"
     return args, [f"{fitted}: {', '.join(changed)}"] if changed else []
@@ -125,9 +122,10 @@ def fit_lengths(args, positions, phrase):
     def scaled(tokens):
         return max(1, tokens * min(args.max_new_tokens, args.default_new) // args.default_new)
 
-    for name in {"length_max", "length_cache"} - set(args.asked):
-        setattr(args, name, scaled(getattr(args, name)))
-    if "interrupt_at" not in args.asked:
+    if args.length_control == "penalty":
+        for name in {"length_max", "length_cache"} - set(args.asked):
+            setattr(args, name, scaled(getattr(args, name)))
+    if args.length_control == "interrupt" and "interrupt_at" not in args.asked:
         low, high = map(scaled, args.interrupt_at)
         last = min(high, max(1, args.max_new_tokens - phrase - 1))
         args.interrupt_at = (max(1, low * last // high), last)

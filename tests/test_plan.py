@@ -34,10 +34,14 @@ def sizes(model):
     ("--max-new-tokens 56", 8192, [2048, 56, (30, 36), 54, 7]),
 ])  # fmt: skip
 def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor(flags, positions, lengths):
-    args = draft(f"{OWN} {flags}")
-    memory.fit_lengths(args, positions, phrase=19)
-    names = "max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"
-    assert [getattr(args, name) for name in names] == lengths
+    for control, names in (("interrupt", ["interrupt_at"]), ("penalty", ["length_max", "length_cache"])):
+        args = draft(f"{OWN} {flags}")
+        args.length_control = control
+        memory.fit_lengths(args, positions, phrase=19)
+        names = ["max_prompt_tokens", "max_new_tokens", *names]
+        assert [getattr(args, name) for name in names] == (
+            lengths[:3] if control == "interrupt" else lengths[:2] + lengths[3:]
+        )
 
 
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])

@@ -3,7 +3,6 @@
 Run by settings.py, build.py, memory.py and processes.py. Test: pytest tests/test_restarts.py tests/test_plan.py
 """
 
-import argparse
 import os
 import re
 import signal
@@ -248,8 +247,6 @@ def fleet(text):
         device = Device(1e12 * flops, 1e12 * bandwidth, 1e9 * memory)
     if not count.isdecimal() or not device or not min(int(count), *device[:3]):
         names = ", ".join(f"{known} ({device.memory / 1e9:.0f} GB)" for known, device in DEVICES.items())
-        raise argparse.ArgumentTypeError(
-            f"got {text}; expected NxGPU such as 8xH100, with a GPU of: {names}; or its numbers, such as "
-            "8x80GB:2.0TB/s:300TFLOPS"
-        )
+        numbers = "8x80GB:2.0TB/s:300TFLOPS"
+        raise ValueError(f"expected NxGPU such as 8xH100, with a GPU of: {names}; or its numbers, such as {numbers}")
     return Fleet(int(count), name if other else name.upper(), device)

@@ -57,16 +57,22 @@ INTERRUPT, PENALTY = ("length_control", "interrupt"), ("length_control", "penalt
 # --- Values as they are typed ----------------------------------------------------------------------------------------
 
 
+def whole_path(text):
+    return os.path.abspath(os.path.expanduser(text))  # a run finds its files again from another folder
+
+
+def folder_or_name(text):
+    path = whole_path(text)
+    return path if os.path.isdir(path) else text
+
+
 def loss_name(text):
     if text in LOSSES:
         return text
     if ":" not in text:
-        raise argparse.ArgumentTypeError(f"got {text}; expected {', '.join(LOSSES)} or FILE.py:FUNCTION")
-    path = os.path.abspath(os.path.expanduser(text))
-    try:
-        register_own_loss(path)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(error) from error
+        raise ValueError(f"expected {', '.join(LOSSES)} or FILE.py:FUNCTION")
+    path = whole_path(text)
+    register_own_loss(path)
     return path
 
 
@@ -76,19 +82,16 @@ def share_or_off(text):
     with suppress(ValueError):
         if 0 < float(text) <= 1:
             return float(text)
-    raise argparse.ArgumentTypeError(f"got {text}; expected a share above 0 and up to 1, or off")
+    raise ValueError("expected a share above 0 and up to 1, or off")
 
 
 def day(text):
-    try:
-        return date.fromisoformat(text).isoformat()
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"got {text}; expected YYYY-MM-DD ({error})") from error
+    return date.fromisoformat(text).isoformat()
 
 
 def mark_or_none(text):
     if not text:
-        raise argparse.ArgumentTypeError("got an empty text; expected the text behind which the answer begins, or none")
+        raise ValueError("expected the text behind which the answer begins, or none")
     return None if text == "none" else text
 
 
@@ -139,11 +142,14 @@ class Settings:
     )
     generators: int = flag("with --virtual: generators beside the T trainers", default=1, least=1, metavar="N")
 
-    model: str = flag("folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", FREE)
+    model: str = flag(
+        "folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", FREE, type=folder_or_name
+    )
     data: list[str] = flag(
         f"prompts: {', '.join(data.EMBEDDED_TASKS)}, a JSONL file, or what `datasets` reads (plumbing/prompts.py)",
         FREE | EVALUATION,
         ("arithmetic",),
+        type=anchored,
         metavar="NAME[:WEIGHT][:TASK]",
     )
     prompt_column: list[str] = flag("field of the prompt; of several the first found", EVALUATION, ("prompt",))
@@ -162,7 +168,10 @@ class Settings:
     skip_unusable: bool = flag("leave out rows without a usable prompt or answer", EVALUATION, False)
     verify_timeout: float = flag("seconds to check an answer, or one test of a program", EVALUATION, 5.0, above=0)
     reward: str | None = flag(
-        "your own function instead of the graders (docs/rewards.md)", EVALUATION, metavar="FILE.py:FUNCTION"
+        "your own function instead of the graders (docs/rewards.md)",
+        EVALUATION,
+        type=whole_path,
+        metavar="FILE.py:FUNCTION",
     )
     verifiers: int = flag("processes of each generator that check answers", FREE | EVALUATION, 2, least=1, metavar="N")
     temperature: float = flag("of sampling; 0, with --evaluate: the most probable token", EVALUATION, 1.0, least=0)
@@ -215,8 +224,12 @@ class Settings:
         "seconds without progress after which a rank counts as lost", FREE | EVALUATION, 600.0, above=0
     )
     seed: int = flag("of the order of training prompts and of sampling", EVALUATION, 0, least=0)
-    out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
-    evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")
+    out: str | None = flag(
+        "new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION, type=os.path.expanduser
+    )
+    evaluate: str | None = flag(
+        "no training: mean@k, pass@k on --data", START | EVALUATION, type=os.path.expanduser, metavar="CHECKPOINT"
+    )
     plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=fleet, metavar="NxGPU")
     resume: bool = flag(
         "go on from the newest checkpoint in --out, or start anew (docs/running.md: what may change)", START, False
@@ -262,9 +275,16 @@ def argument(setting):
     keywords: dict = {name: setting.metadata[name] for name in ("choices", "metavar") if name in setting.metadata}
     if setting.type is bool:
         return keywords | {"action": argparse.BooleanOptionalAction}
-    kind = (get_args(setting.type) or (setting.type,))[0]
+    convert = setting.metadata.get("type") or (get_args(setting.type) or (setting.type,))[0]
+
+    def value(text):
+        try:
+            return convert(text)
+        except ValueError as error:  # of which argparse would not show the words
+            raise argparse.ArgumentTypeError(f"got {text!r}; {error}") from error
+
     several: dict = {list: {"nargs": "+"}, tuple: {"nargs": 2}}.get(get_origin(setting.type), {})
-    return keywords | several | {"type": setting.metadata.get("type", kind)}
+    return keywords | several | {"type": value}
 
 
 def clip_text(clip):
@@ -298,7 +318,7 @@ def read_settings(argv):
     """
     parser = known_flags()
     try:
-        return in_force(whole_paths(vars(parser.parse_args(argv))))
+        return in_force(vars(parser.parse_args(argv)))
     except (ValueError, OSError, Fault) as error:
         refuse(error)
     except SystemExit as end:
@@ -346,19 +366,6 @@ def preset_of(folder):
     if folder == ROOT / "base" / "tiny":
         return "tiny"
     return "base" if folder.is_relative_to(ROOT / "base") else "few"
-
-
-def whole_paths(flags):
-    """The flags with whole paths of local models and data: a run finds them again from another folder."""
-    whole = {name: os.path.expanduser(flags[name]) for name in ("out", "evaluate") if flags.get(name)}
-    model = os.path.abspath(os.path.expanduser(flags.get("model") or ""))
-    if flags.get("model") and os.path.isdir(model):
-        whole["model"] = model
-    if flags.get("reward"):
-        whole["reward"] = os.path.abspath(os.path.expanduser(flags["reward"]))
-    if flags.get("data"):
-        whole["data"] = [anchored(source) for source in flags["data"]]
-    return flags | whole
 
 
 def earlier_flags(asked):
@@ -411,21 +418,19 @@ def restored(log, asked):
             raise ValueError(f"{log} names code, which runs only if you name it too: {option(name)} {flags[name]}")
     if flags.get("loss") in LOSSES:
         flags |= {name: value for name, value in stored.items() if name in LOSSES[flags["loss"]].clips}
-    return whole_paths(flags)
+    return flags
 
 
 def check_logged(log, flags):
     """Raise ValueError for a logged value that its flag cannot have: the log was edited, or is of another version."""
     for name in flags.keys() & FIELDS.keys():
-        value, annotation = flags[name], FIELDS[name].type
-        alternatives = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        kinds = [list if get_origin(kind) else kind for kind in alternatives]  # a tuple is logged as a list
-        if float in kinds:
-            kinds.append(int)
+        value, kind = flags[name], FIELDS[name].type
+        if not isinstance(kind, (type, UnionType)):  # list[str]; a tuple is logged as a list
+            kind = list
         choices = FIELDS[name].metadata.get("choices") or [value]
         if name == "loss" and ":" not in str(value):
             choices = LOSSES
-        if not isinstance(value, tuple(kinds)) or value not in (*choices, None):
+        if not isinstance(value, kind) or value not in (*choices, None):
             got = f"got {option(name)} {as_given(value)} in the last config row of {log}"
             raise ValueError(
                 f"{got}; expected a value of that flag. Mend the row, or start a new run with another --out"

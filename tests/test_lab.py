@@ -104,7 +104,6 @@ def test_the_settings_of_all_tables_are_runs_that_train_py_takes_as_the_name_of_
     monkeypatch, losses_as_before
 ):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("plumbing.settings.anchored", lambda name: name)
     for table, own in tables.TABLES.items():
         assert len(set(own.values())) == len(own), table
         for flags in own.values():

@@ -160,7 +160,7 @@ def test_a_file_beside_one_that_is_called_like_ours_gets_its_own_neighbour_and_w
 
 def test_rows_need_no_answer_and_may_have_any():
     given = [{"prompt": "a"}, {"prompt": "c", "answer": {"x": [1]}, "task": "mine"}]
-    kept = [sources.parse_row(row, "f:1", None, sources.Reading(own=True)) for row in given]
+    kept = [sources.parse_row(row, "f:1", None, sources.Reading(own=True), 0) for row in given]
     assert [row.answer for row in kept] == ["", '{"x": [1]}'] and {row.task for row in kept} == {"own"}
 
 

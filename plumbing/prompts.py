@@ -257,22 +257,20 @@ def chat(messages: list, where: str) -> list[dict]:
 
 def read_prompt(prompt, where: str):
     """A prompt, text or chat messages. Raises ValueError for one that is neither, is empty, or ends with the answer."""
-    given = prompt
-    cause = ""
-    if isinstance(prompt, str) and LOOKS_LIKE_CHAT.match(prompt):  # chat messages as text
-        prompt = loaded(prompt)
-        cause = "" if isinstance(prompt, list) else "messages as NumPy prints them: write them with json.dumps"
-    if isinstance(prompt, list):
-        prompt = chat(prompt, where)
-    if not isinstance(prompt, (str, list)):
-        cause = f"a column of another meaning, or one converted to {type(prompt).__name__}"
-    elif not prompt or isinstance(prompt, str) and prompt.isspace():
-        cause = "an empty row"
-    elif isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
-        cause = "messages that end with the answer"
-    if cause:
-        raise malformed(where, f"prompt {str(given)[:60]!r}", cause, EXPECTED)
-    return prompt
+    messages = isinstance(prompt, list) or isinstance(prompt, str) and LOOKS_LIKE_CHAT.match(prompt)
+    read = loaded(prompt) if messages else prompt
+    if isinstance(read, list):
+        read = chat(read, where)
+        asks = read and read[-1]["role"] != "assistant"
+    else:
+        asks = isinstance(read, str) and read.strip() and not messages
+    if not asks:
+        cause = (
+            "a column of another meaning, or converted; an empty row; messages that end with the answer, or messages "
+        )
+        cause += "as NumPy prints them: write them with json.dumps"
+        raise malformed(where, f"prompt {str(prompt)[:60]!r}", cause, EXPECTED)
+    return read
 
 
 def question(prompt) -> str:
@@ -472,20 +470,21 @@ def place_choices(name: str, rows: list[Row], index: str | None) -> tuple[list[s
     offered = [options(question(row.prompt)) for row in rows]
     named = [option_of(row.answer, choices) for row, choices in zip(rows, offered)]
     whole = [WHOLE.fullmatch(row.answer) for row in rows]
-    if not all(whole) or index == "words":
-        return named, "labels or words of options"
-    first = int(index or 0)
-    places = [int(match[1]) - first for match in whole if match]
-    labels = [[*choices] or list("ABCDEFGHIJ") for choices in offered]
-    counted = [own[place] if 0 <= place < len(own) else None for own, place in zip(labels, places)]
-    if not index and all(named) and (None in counted or counted == named):
-        return named, "labels or words of options"
-    if not index and (all(named) or None in counted or len(rows) >= 20 and 0 not in places):
-        raise ValueError(
-            f"--data {name}: expected references of `choice` that are whole numbers to be labels or words of options, "
-            "or indices from 0, one of them 0; got both or neither: give --choice-index 0, 1 or words"
-        )
-    return counted, f"indices from {first}"
+    if all(whole) and index != "words":
+        first = int(index or 0)
+        places = [int(match[1]) - first for match in whole if match]
+        labels = [[*choices] or list("ABCDEFGHIJ") for choices in offered]
+        counted = [own[place] if 0 <= place < len(own) else None for own, place in zip(labels, places)]
+        if index:
+            return counted, f"indices from {first}"
+        if not all(named) and None not in counted and (len(rows) < 20 or 0 in places):
+            return counted, "indices from 0"
+        if not all(named) or None not in counted and counted != named:
+            raise ValueError(
+                f"--data {name}: expected references of `choice` that are whole numbers to be labels or words of "
+                "options, or indices from 0, one of them 0; got both or neither: give --choice-index 0, 1 or words"
+            )
+    return named, "labels or words of options"
 
 
 # --- Rows ------------------------------------------------------------------------------------------------------------
@@ -585,15 +584,9 @@ def usable(name: str, number: int, task: str | None, ready, prompts, reading: Re
 def distinct(rows: list[Row], prompts, reading: Reading) -> tuple[list[Row], list[Row]]:
     """(rows with their prompt for the first time, those that repeat one); data.Data gets a warning of other answers."""
     first: dict[str, Row] = {}  # data.identity -> row
-    repeated = []
-    others = []  # places of rows
-    for row in rows:
-        earlier = first.setdefault(data.identity(row.prompt), row)
-        if earlier is not row:
-            repeated.append(row)
-            if not reading.evaluate and earlier.answer != row.answer:
-                others.append(row.where)
-    if others:
+    repeated = [row for row in rows if first.setdefault(data.identity(row.prompt), row) is not row]
+    others = [row.where for row in repeated if row.answer != first[data.identity(row.prompt)].answer]
+    if others and not reading.evaluate:
         rows_are = f"{len(others)} rows, the first {others[0]}, repeat a prompt with another answer"
         prompts.notes.append(f"WARNING: {rows_are}, and the earlier row counts")
     return list(first.values()), repeated

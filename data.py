@@ -109,7 +109,6 @@ class Data:
     others: Prompts  # for --evaluate only: repeated rows, and those of weight 0 that are not validated
     validation: list[Prompt] = field(default_factory=list)
     weights: tuple[float, ...] = (1.0,)  # by source; 0: validated, never trained on
-    sizes: list[int] = field(default_factory=list)  # by source: training prompts
     tasks: set[str] = field(default_factory=set)
     too_long: int = 0  # rows that were drawn for validation and have more tokens than the budget
     duplicates: int = 0  # rows that repeat an earlier prompt of their source
@@ -130,7 +129,6 @@ class Curriculum:
     """Which prompts come next: epochs in a seeded order, without those that the policy has already learnt.
 
     prompts    the training set, index = position, source after source; one that is too long for the model is None
-    sizes      how many prompts each source has; by default all are of one
     seed       orders the epochs
     threshold  a prompt whose latest pass rate is >= this is never sampled again; None: uniform resampling
     weights    of the sources: any run of consecutive draws keeps two sources within one prompt of their shares, more
@@ -142,15 +140,7 @@ class Curriculum:
     over. A prompt that is too long is left out when its turn comes first.
     """
 
-    def __init__(
-        self,
-        prompts: Prompts,
-        *,
-        seed: int,
-        threshold: float | None,
-        weights: Iterable[float] = (1.0,),
-        sizes: Iterable[int] | None = None,
-    ):
+    def __init__(self, prompts: Prompts, *, seed: int, threshold: float | None, weights: Iterable[float] = (1.0,)):
         self.prompts = prompts
         self.seed = seed
         self.threshold = threshold
@@ -158,7 +148,8 @@ class Curriculum:
         self.pass_rates: dict[int, float] = {}  # index -> mean v of the latest G completions
         self.too_long: set[int] = set()  # drawn, and left out
         self._in_flight: dict[int, None] = {}  # an ordered set
-        ends = [0, *accumulate([len(prompts)] if sizes is None else sizes)]
+        sizes = Counter(row.source for row in prompts.rows)
+        ends = [0, *accumulate(sizes[source] for source in range(len(self.weights)))]
         self._members: list[Sequence[int]] = [range(*pair) for pair in pairwise(ends)]  # by source: to be sampled again
         # By source: number of its epoch, how many prompts were in it at its start, which are still to come; and how far
         # the source is behind its share.

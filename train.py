@@ -168,11 +168,7 @@ class Trainer:
         fused = parameters[0].is_cuda or None  # else a step on a GPU needs 4 more bytes a parameter
         self.optimizer = torch.optim.AdamW(parameters, eps=1e-15, fused=fused)  # A.3; lr and decay before each step
         self.curriculum = data.Curriculum(
-            prompts.train,
-            seed=args.seed,
-            threshold=args.no_positive_resampling,
-            weights=prompts.weights,
-            sizes=prompts.sizes,
+            prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights
         )
         if state:
             checkpoints.load_state(folder, self.policy, self.optimizer, processes.writers, stepped=state["stepped"])

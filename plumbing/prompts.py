@@ -626,7 +626,6 @@ def read_sources(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMP
         owned.append({row.task for row in chain(train, new)})
         prompts.too_long += too_long
         held += new
-        prompts.sizes.append(len(train) if weight else 0)
         prompts.train.rows += train if weight else []
     prompts.tasks = set().union(*owned)
     ready.curves = data.curves(names_in_log(names), owned, weights)

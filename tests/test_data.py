@@ -35,7 +35,7 @@ def prompts(*counts, long=(), rows=None):
 
 def curriculum_of(*counts, seed=0, threshold=0.9, weights=(1.0,), long=()):
     training = prompts(*counts, long=long)
-    return data.Curriculum(training, seed=seed, threshold=threshold, weights=weights, sizes=counts)
+    return data.Curriculum(training, seed=seed, threshold=threshold, weights=weights)
 
 
 def indices(batch):

@@ -21,7 +21,7 @@ from conftest import check_exercise, refuses, sampled
 import pipeline
 import reward
 import train
-from data import Curriculum, Prompt
+from data import Curriculum, Prompt, Prompts
 from pipeline import Request, RequestQueue, RolloutQueue
 from plumbing import build, evaluate
 from plumbing.processes import broadcast_weights, layout_of
@@ -158,7 +158,8 @@ class Run(train.Trainer):
         self.turns_taken = 0
         self.memory = Memory(self.written)
         self.log = mock.MagicMock()
-        self.curriculum = Curriculum([prompt(n) for n in range(setting.pool)], seed=setting.seed, threshold=0.9)
+        prompts = Prompts(lambda made, _: made, map(prompt, range(setting.pool)))
+        self.curriculum = Curriculum(prompts, seed=setting.seed, threshold=0.9)
         self.version = setting.start
         self.evaluated_version = None
         self.batches = {}  # step -> [[RolloutMetadata]]

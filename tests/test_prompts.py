@@ -229,7 +229,11 @@ def test_every_source_has_its_own_validation_prompts_and_its_own_curve():
     prompts = loaded(names, validation=4)
     held = {"sorting": 4, "one.jsonl": 4, "two.jsonl": 3}  # 3: a tenth of 30
     assert Counter(p.curve for p in prompts.validation) == held
-    assert prompts.sizes == [8_000, 46, 27] and prompts.weights == (1.0, 1.0, 5.0)
+    assert Counter(row.source for row in prompts.train.rows) == {0: 8_000, 1: 46, 2: 27} and prompts.weights == (
+        1.0,
+        1.0,
+        5.0,
+    )
     alone = loaded("two.jsonl", validation=4)  # held out is the same without the other sources
     assert {p.text for p in alone.validation} == {p.text for p in prompts.validation if p.source == 2}
 
@@ -238,7 +242,7 @@ def test_a_source_of_weight_0_is_validated_as_a_whole_on_its_own_curve_and_never
     names = [write("one.jsonl", numbered("a", 50)), write("aime.jsonl", numbered("b", 7)) + ":0"]
     prompts = loaded(names, validation=6)
     assert Counter(p.curve for p in prompts.validation) == {"math": 5, "aime.jsonl": 6}  # at most --eval-prompts
-    assert prompts.sizes == [45, 0] and {p.source for p in prompts.train} == {0}
+    assert [p.source for p in prompts.train] == [0] * 45
 
 
 def test_a_prompt_in_training_and_validation_of_two_sources_is_refused_with_both_places():

@@ -524,9 +524,8 @@ def parse_row(row, where: str, task: str | None, reading: Reading, source: int) 
         cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
     if task == "choice" and not options(question(prompt)):
-        others = row.keys() - reading.taken
-        columns = [name for name in others if name == "A" or isinstance(row[name], (list, dict)) and len(row[name]) > 1]
-        if columns:
+        several = [name for name, value in row.items() if isinstance(value, (list, dict)) and len(value) > 1]
+        if columns := [name for name in ("A", *several) if name in row and name not in reading.taken]:
             cause = "options that the model would not see: write them into the prompt, each on a line, as in `A. Rome`"
             raise malformed(where, f"a prompt without options, and a column {columns[0]}", cause, "options in it")
     return Row(where, prompt, read_answer(answer, row, task, prompt, where), task, source)

@@ -183,11 +183,10 @@ def objective_of(function, spec):
             raise Fault(f"--loss {spec} raised {user_reward.place(error, user_reward.parsed(spec)[0])}") from error
         finally:
             watch.cancel()
-        if not isinstance(values, torch.Tensor) or values.shape != mask.shape:
-            got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
-            raise Fault(f"--loss {spec}: expected a tensor of the shape of mask, (B, T); got {got}")
-        if not values.is_floating_point():
-            raise Fault(f"--loss {spec}: expected real numbers, got {values.dtype}")
+        tensor = isinstance(values, torch.Tensor)
+        if not (tensor and values.shape == mask.shape and values.is_floating_point()):
+            got = f"shape {tuple(values.shape)} of {values.dtype}" if tensor else type(values).__name__
+            raise Fault(f"--loss {spec}: expected real numbers in a tensor of the shape of mask, (B, T); got {got}")
         if logprobs.requires_grad and values.grad_fn is None:
             raise Fault(f"--loss {spec}: expected a value that depends on logprobs, got one without a gradient")
         return values

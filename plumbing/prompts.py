@@ -43,7 +43,7 @@ from verify.graders import UNREADABLE
 from verify.mathematics import BOX, BOXES, end_taken_off, equal, only_formula, strip_lead
 from verify.programs import read_tests
 from verify.scorer import verdicts
-from verify.spelling import labelled, options, plain, unmarked
+from verify.spelling import chosen, labelled, options, unmarked
 
 TASKS = graders.TASKS | {task: graders.TASKS[name] for task, name in data.GRADERS.items()}
 EXPECTED = 'a row like {"prompt": text or chat messages, "answer": text or integer}'
@@ -442,23 +442,6 @@ def read_answer(answer, row: dict, task: str, prompt, where: str) -> str:
     return reference
 
 
-def option_of(reference: str, offered: dict[str, str]) -> str | None:
-    """The label of the option that a reference names by its label, its words or both; None if that is none, or two.
-
-    >>> [option_of(text, {"A": "Rome", "B": "2 km"}) for text in ("B", "(b) 2 km", "rome", "B. Rome", "C")]
-    ['B', 'B', 'A', None, None]
-    """
-    named = {label for label, text in offered.items() if plain(unmarked(text)) == plain(unmarked(reference))}
-    letter, rest = labelled(reference)
-    if number := re.fullmatch(r"\W*([0-9]{1,2})(?:[).:]\s*(.*))?\W*", reference, re.S):
-        letter, rest = number[1], number[2] or ""
-    own = offered.get(letter or "", "" if offered else rest)
-    if letter and (letter in offered or not offered and letter.isalpha()):
-        if not rest.strip(" .)") or plain(unmarked(rest)) == plain(unmarked(own)):
-            named.add(letter)
-    return named.pop() if len(named) == 1 else None
-
-
 def place_choices(name: str, rows: list[Row], index: str | None) -> tuple[list[str | None], str]:
     """(for each `choice` row of a source its option's label, None if it has none; how the references were read).
 
@@ -468,7 +451,8 @@ def place_choices(name: str, rows: list[Row], index: str | None) -> tuple[list[s
     Raises ValueError if that cannot be known.
     """
     offered = [options(question(row.prompt)) for row in rows]
-    named = [option_of(row.answer, choices) for row, choices in zip(rows, offered)]
+    # Where a prompt shows no options, a letter may stand before a text.
+    named = [chosen(row.answer, own) or (None if own else labelled(row.answer)[0]) for row, own in zip(rows, offered)]
     whole = [WHOLE.fullmatch(row.answer) for row in rows]
     if all(whole) and index != "words":
         first = int(index or 0)

@@ -44,9 +44,9 @@ class Pace:
         return True
 
 
-def paces(clock=time.monotonic):
+def paces():
     """How often a generator polls the control state, and reports its work: arguments of pipeline.RequestQueue."""
-    return Pace(POLL_WHILE_DECODING, clock), Pace(REPORT, clock)
+    return Pace(POLL_WHILE_DECODING), Pace(REPORT)
 
 
 def member(owner, name):

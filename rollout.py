@@ -40,7 +40,6 @@ Page: docs/paper/token.md
 """
 
 import inspect
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -241,7 +240,6 @@ class Generator:
             check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens)
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids(model, tokenizer)
-        self.other_ends = {}  # {id: token}: it is said if a completion goes on behind one
         self.slots = slots
         self.clock = time.perf_counter  # seconds
         self.work = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # so far; for the log
@@ -306,15 +304,6 @@ class Generator:
         queue = self._startable()
         return [queue.popleft() for _ in range(min(len(queue), self.slots - len(self._running)))]
 
-    def _warn(self, end):
-        """Say once that a completion went on behind this token."""
-        print(
-            f"WARNING: a completion went on behind {self.other_ends[end]}, which ends a turn in many models. If it "
-            f"does in yours, add its id {end} to eos_token_id in generation_config.json",
-            file=sys.stderr,
-        )
-        self.other_ends = {}
-
     def _text(self, ids):
         """The decoded ids, special tokens included: the mark that ends thinking may be one."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -329,8 +318,6 @@ class Generator:
         ids, mask, logprobs, versions = map(list, zip(*sequence.tokens))
         self._evaluating -= request.evaluation
         ended = ids[-1] in self.eos_ids
-        if passed := self.other_ends.keys() & set(ids[:-1]):
-            self._warn(passed.pop())
         text = self._text(ids[:-1] if ended else ids)
         return Rollout(
             request.number,

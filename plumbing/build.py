@@ -35,10 +35,6 @@ from plumbing.prompts import loaded, read_sources, unreadable
 from plumbing.settings import ROOT, Settings
 from verify import sandbox, scorer, user_reward
 
-ENDS = (  # of a turn or a document
-    "<|im_end|> <|eot_id|> <|eot|> <|EOT|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <|end_of_turn|> <|return|> "
-    "<end_of_turn> <｜end▁of▁sentence｜> </s> <eos>"
-)
 TURNS = set(
     "<|im_start|> <|im_end|> <|eot_id|> <|start_header_id|> <|end_of_turn|> <start_of_turn> [INST] <|user|>".split()
 )
@@ -360,11 +356,7 @@ def make_generator(args, device, dtype):
     if args.length_control == "interrupt":
         phrase = phrase_ids(tokenizer, args)
         settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase, think_end=args.think_end)
-    generator = make(
-        args.generator, folder, tokenizer, device=device, dtype=dtype, awaits=not args.evaluate, **settings
-    )
-    generator.other_ends = other_ends(tokenizer, generator.eos_ids)
-    return generator
+    return make(args.generator, folder, tokenizer, device=device, dtype=dtype, awaits=not args.evaluate, **settings)
 
 
 def make(backend, folder, tokenizer, *, device, dtype, awaits=False, **settings):
@@ -379,12 +371,6 @@ def make(backend, folder, tokenizer, *, device, dtype, awaits=False, **settings)
     config._experts_implementation = experts.implementation(config, dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype).to(device)
     return rollout.TorchGenerator(model, tokenizer, **settings)
-
-
-def other_ends(tokenizer, eos_ids):
-    """{id: token} of the tokenizer's tokens that end a turn in published models, but no completion of this one."""
-    ends = {tokenizer.get_vocab().get(token): token for token in ENDS.split()}
-    return {id: token for id, token in ends.items() if id not in {None, *eos_ids}}
 
 
 def await_weights(generator):

@@ -25,23 +25,21 @@ def sizes(model):
 
 
 @pytest.mark.parametrize("flags, positions, lengths", [
-    ("", 8192, [1024, 7168, (5000, 6000), 7000, 1000]),  # 8,192 positions are half of the paper's 16,384
+    ("", 8192, [1024, 7168, 5000, 6000]),  # 8,192 positions are half of the paper's 16,384
+    ("--length-control penalty", 8192, [1024, 7168, 7000, 1000]),
     # A prompt length that is given stays: 7,168 = 14,336 / 2 are left of 7,268.
-    ("--max-prompt-tokens 100", 7268, [100, 7168, (5000, 6000), 7000, 1000]),
+    ("--max-prompt-tokens 100", 7268, [100, 7168, 5000, 6000]),
     # Given ones never change; the prompt has the positions that are left.
-    ("--max-new-tokens 8000 --interrupt-at 70 90", 8192, [192, 8000, [70, 90], 7812, 1116]),
+    ("--max-new-tokens 8000 --interrupt-at 70 90", 8192, [192, 8000, 70, 90]),
     # 56 = 14,336 / 256 scales them to 39 and 46; but 46 + 19 tokens of phrase leave none for the answer: at most 36.
-    ("--max-new-tokens 56", 8192, [2048, 56, (30, 36), 54, 7]),
+    ("--max-new-tokens 56", 8192, [2048, 56, 30, 36]),
+    ("--max-new-tokens 56 --length-control penalty", 8192, [2048, 56, 54, 7]),
 ])  # fmt: skip
 def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor(flags, positions, lengths):
-    for control, names in (("interrupt", ["interrupt_at"]), ("penalty", ["length_max", "length_cache"])):
-        args = draft(f"{OWN} {flags}")
-        args.length_control = control
-        memory.fit_lengths(args, positions, phrase=19)
-        names = ["max_prompt_tokens", "max_new_tokens", *names]
-        assert [getattr(args, name) for name in names] == (
-            lengths[:3] if control == "interrupt" else lengths[:2] + lengths[3:]
-        )
+    args = draft(f"{OWN} {flags}")
+    memory.fit_lengths(args, positions, phrase=19)
+    read = (args.length_max, args.length_cache) if args.length_control == "penalty" else args.interrupt_at
+    assert [args.max_prompt_tokens, args.max_new_tokens, *read] == lengths
 
 
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])

@@ -168,10 +168,7 @@ class RunLog:
 
     def take_back(self):
         """Remove what this start has logged, so that the same --out can be started anew."""
-        log = self.out / "log.jsonl"
-        os.truncate(log, self.size_before)
-        if not self.size_before:
-            log.unlink()
+        os.truncate(self.out / "log.jsonl", self.size_before)
         self.withdrawn = True
 
     def finish(self, reason, step, seconds):

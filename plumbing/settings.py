@@ -390,12 +390,13 @@ def earlier_flags(asked):
         raise ValueError("--resume: found no --out; expected the folder of the run")
     log = Path(asked["out"]) / "log.jsonl"
     checkpoints = finished_checkpoints(log.parent)
-    if not log.exists():
+    if log.exists():
+        lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
+    if not log.exists() or not log.stat().st_size:  # a start that failed before its first row leaves an empty one
         if checkpoints:
             expected = f"expected the log of the run whose checkpoints are in {log.parent}"
-            raise ValueError(f"--resume: {expected}, found no {log}")
+            raise ValueError(f"--resume: {expected}, found no {log} with rows")
         return {}
-    lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
     stored = restored(log, asked)
     for name, value in asked.items():
         setting = FIELDS.get(name)  # None: a clip flag of a loss

@@ -67,6 +67,7 @@ def test_a_run_goes_on_though_its_folder_its_model_and_its_data_lie_elsewhere_if
 
 def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
     lock_log("a").close()
+    assert "--resume: no checkpoint in a: starts anew" in given("--resume --out a").notes  # its start left no row
     with lock_log("a"):
         assert refused(capsys, "--resume --out a") == "train.py: error: a is in use by another run"
         refuses("a is in use", lock_log, "a", error=OSError)

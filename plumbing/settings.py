@@ -142,7 +142,7 @@ class Settings:
     )
     trainers: int | None = flag("T, ranks that train; the others generate (default: a fifth)", START, least=1)
     virtual: str | None = flag(
-        "virtual time: exact, generators, balanced or trainers (docs/virtual.md)", metavar="COSTS"
+        "one process in virtual time (docs/virtual.md)", choices=("exact", "generators", "balanced", "trainers")
     )
     generators: int = flag("with --virtual: generators beside the T trainers", default=1, least=1, metavar="N")
 
@@ -241,7 +241,6 @@ class Settings:
 
     # What follows
     clips: dict = field(default_factory=dict)  # {name: value} of the clip flags that the loss reads
-    costs: tuple | None = None  # virtual.Costs, with --virtual
     checkpoint: str | None = None  # the folder to resume from
     asked: list = field(default_factory=list)  # names of the given flags, and of sizes that an earlier run had
     notes: list = field(default_factory=list)  # lines for the screen: what was changed, and why
@@ -455,11 +454,6 @@ def derive_defaults(args, given, asked, earlier):
     """Fill in the values that follow from others."""
     if args.virtual:
         args.trainers = args.trainers or max(1, (1 + args.generators) // 5)  # of the model: one process computes
-        from plumbing.virtual import TABLE  # here, since it loads what takes seconds
-
-        if args.virtual not in TABLE:
-            raise ValueError(f"--virtual: got {args.virtual}; expected {', '.join(TABLE)}")
-        args.costs = TABLE[args.virtual]
     elif not args.evaluate:
         world = world_size(args.plan)
         if args.resume and args.trainers and args.trainers >= world:  # a node may be missing after a restart

@@ -187,7 +187,7 @@ class InOneProcess(Processes):
 
     def __init__(self, args, generate):
         self.events = Events()
-        self.costs = args.costs
+        self.costs = TABLE[args.virtual]
         self.generate = generate
         self.lives = []  # Turns of the generators
         self.acting: Any = None  # whose Turns goes on
@@ -195,7 +195,7 @@ class InOneProcess(Processes):
         self.world = 1  # processes
         self.trainer_devices = args.trainers
         self.devices = args.trainers + args.generators
-        self.drain = args.costs.drain
+        self.drain = self.costs.drain
         self.out = args.out
         self.dtype = getattr(torch, args.dtype)
         self.device = device(0)

@@ -15,6 +15,7 @@ import train
 from plumbing import checks
 from plumbing import log as log_file
 from plumbing import virtual as costs
+from plumbing.settings import FIELDS
 from plumbing.virtual import InOneProcess
 
 # --- What takes time -------------------------------------------------------------------------------------------------
@@ -29,13 +30,15 @@ def generator(running, filled=0):
 
 
 @pytest.fixture
-def one_process(tmp_path):
+def one_process(tmp_path, monkeypatch):
     """(life, generators) -> an InOneProcess whose generators live such a life, as train.generate is one."""
+    assert FIELDS["virtual"].metadata["choices"] == (*costs.TABLE,)
+    monkeypatch.setitem(costs.TABLE, "tested", COSTS)
     begun = []
 
     def make(life, generators=1):
         args = SimpleNamespace(
-            costs=COSTS, trainers=1, generators=generators, out=tmp_path, resume=False, dtype="float32"
+            virtual="tested", trainers=1, generators=generators, out=tmp_path, resume=False, dtype="float32"
         )
         begun.append(InOneProcess(args, life))
         begun[-1].agree(args)

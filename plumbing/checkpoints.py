@@ -53,10 +53,6 @@ UNPARSED = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, EO
 UNPARSED += (pickle.UnpicklingError, SafetensorError)
 # Hugging Face model types whose logits are lm_head(body(ids)): one linear layer without bias, nothing after it.
 SUPPORTED = ("gemma", "llama", "mistral", "mixtral", "olmo2", "olmoe", "qwen2", "qwen3", "qwen3_moe", "smollm3")
-REFUSED = {
-    "gpt_oss": "its attention has sinks, and a sliding window in every other layer",
-    "llama4": "its attention is chunked in most layers",
-}
 COMPUTED = r"rotary_emb\.inv_freq"  # in files of the first Llama models; transformers computes it, and leaves it unread
 
 
@@ -70,16 +66,16 @@ def check_supported(config):
         got = f"quantization_config {str(quantised)[:60]}"
         raise ValueError(f"{got}: a policy is trained in bf16 or fp32: give the unquantised weights")
     layers = getattr(config, "layer_types", None)
-    dropout = getattr(config, "attention_dropout", 0.0)
+    # They act on the trainer only, so pi_train would differ from pi_gen at equal weights.
+    acting = ((name, getattr(config, name, 0.0)) for name in ("attention_dropout", "router_jitter_noise"))
+    noise = [f"{name}={value}" for name, value in acting if value]
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if config.model_type not in SUPPORTED:
-        reason = REFUSED.get(config.model_type.removesuffix("_text"), "its head has not been checked")
+        reason = "its attention and head have not been checked"
     elif any(kind != "full_attention" for kind in layers) if layers else window is not None:
         reason = f"attention is not full in every layer (sliding_window={window})"
-    elif dropout:  # acts on the trainer only, so pi_train would differ from pi_gen at equal weights
-        reason = f"attention_dropout={dropout} must be 0"
-    elif jitter := getattr(config, "router_jitter_noise", 0.0):  # likewise
-        reason = f"router_jitter_noise={jitter} must be 0"
+    elif noise:
+        reason = f"{', '.join(noise)} must be 0"
     else:
         return
     raise ValueError(

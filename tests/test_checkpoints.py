@@ -125,7 +125,7 @@ def test_weights_that_are_not_finite_end_the_run_before_anything_is_sampled(caps
 
 
 @pytest.mark.parametrize("model_type, changes, reason", [
-    ("gemma2", {}, "has not been checked"),
+    ("gemma2", {}, "have not been checked"),
     ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
     ("qwen2", {"use_sliding_window": False, "sliding_window": 4096}, ""),
     ("mistral", {}, "sliding_window=4096"),

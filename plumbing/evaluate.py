@@ -25,7 +25,7 @@ from pipeline import Fault, Request, RequestQueue
 from plumbing.build import make_generator, make_scorer
 from plumbing.devices import device, threads, torchrun
 from plumbing.log import append, progress
-from plumbing.store import POLL, paces
+from plumbing.store import POLL, Pace, paces
 from verify.graders import NO_FAILURE, OWN, TASKS
 
 TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
@@ -391,8 +391,7 @@ def draw(out):
     return values, lines
 
 
-REST = 50  # times as long as the last drawing took it waits for the next: a run spends at most 2 % of its time on them
-REDRAW = 20.0  # seconds between two drawings of the figures at least; at its end each run is drawn
+REDRAW = 60.0  # seconds between two drawings of the figures at least; at its end each run is drawn
 
 
 class Figure:
@@ -400,10 +399,9 @@ class Figure:
 
     def __init__(self, out):
         self.out = out
-        self.due = time.monotonic() + REDRAW
+        self.due = Pace(REDRAW)
+        self.due()  # not at R_0
 
     def __call__(self, row):
-        began = time.monotonic()
-        if row["kind"] == "eval" and began >= self.due:
+        if row["kind"] == "eval" and self.due():
             draw(self.out)  # a figure that cannot be drawn is told of at the end
-            self.due = began + max(REDRAW, REST * (time.monotonic() - began))

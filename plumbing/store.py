@@ -31,13 +31,12 @@ class Interrupted(Exception):
 class Pace:
     """Call it: whether so many seconds have passed since it last said so."""
 
-    def __init__(self, seconds, clock=time.monotonic):
+    def __init__(self, seconds):
         self.seconds = seconds
-        self.clock = clock
         self.last = float("-inf")
 
     def __call__(self):
-        now = self.clock()
+        now = time.monotonic()
         if now - self.last < self.seconds:
             return False
         self.last = now

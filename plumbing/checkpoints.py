@@ -381,9 +381,8 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
             shutil.rmtree(folder, ignore_errors=True)
     if leads:
         # No folder that another program has written, or that is newer.
-        ours = [folder for folder in finished_checkpoints(out) if (folder / "state" / "run.json").exists()]
-        done = [folder for folder in ours if step_of(folder) <= counters["version"]]
-        for old in done[:-2]:
+        done = [folder for folder in finished_checkpoints(out) if step_of(folder) <= counters["version"]]
+        for old in [folder for folder in done if (folder / "state" / "run.json").exists()][:-2]:
             if step_of(old) != counters["best"].get("version"):
                 shutil.rmtree(old, ignore_errors=True)
 

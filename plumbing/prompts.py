@@ -115,7 +115,7 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
             try:
                 row = json.loads(line, object_pairs_hook=unique)
             except (ValueError, RecursionError) as error:
-                check_text(place, line, program=True)
+                check_text(place, line)
                 cause = "one JSON document over many lines, or a backslash that is not doubled, as in LaTeX"
                 raise malformed(place, f"{line[:60]!r} ({error})", cause, EXPECTED) from error
             yield place, row
@@ -144,7 +144,7 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
         table = csv.DictReader(file, delimiter=max(",;\t|", key=first.count), strict=True)
         try:
             names = [name for name in table.fieldnames or [] if name]
-            check_text(f"{path}:1", names, program=True)
+            check_text(f"{path}:1", names)
             if len(set(names)) < len(names) or "sep=" in names:
                 cause = "a joined table, or a line for Excel alone: delete it"
                 raise malformed(f"{path}:1", f"the columns {names}", cause, "a name of its own for each column")
@@ -200,7 +200,8 @@ def read_dataset(source: str, files: list[Path], **place) -> Iterator[tuple[str,
 
     files  local ones, which are read anew if one was changed in place. Of several processes one converts them
     """
-    cause = "no network, no train split, several configurations, a broken file, or: pip install -e '.[data]'"
+    cause = "no such data, no network, no train split, several configurations, a broken file, or: "
+    cause += "pip install -e '.[data]'"
     failures = (ImportError, OSError, ValueError, EOFError)
     try:
         import datasets  # not a requirement: the embedded tasks, JSONL and CSV do without it
@@ -294,11 +295,10 @@ def texts(value) -> list[str]:
     return [text for part in parts for text in texts(part)]
 
 
-def check_text(where: str, value, *, program: bool, formula: bool = False) -> None:
+def check_text(where: str, value, formulas=None) -> None:
     """Raise ValueError for a text that is no Unicode, or in which JSON has read the beginning of a LaTeX command.
 
-    program  tabs and ends of lines may stand before anything
-    formula  all of it is one
+    formulas  text -> those in it; None: it is a program or a name, in which any character may stand
     """
     for text in texts(value):
         if text.isprintable():  # most are, and that is quickly found
@@ -308,9 +308,8 @@ def check_text(where: str, value, *, program: bool, formula: bool = False) -> No
         except UnicodeEncodeError as error:
             cause = "a file in another encoding, such as UTF-16 or Latin-1, or half of a \\u pair"
             raise malformed(where, f"{text[:60]!r}", cause, "text in UTF-8") from error
-        formulas = [text] if formula else FORMULA.findall(text)
-        eaten = next(filter(None, map(EATEN_IN_FORMULA.search, formulas)), None) or EATEN.search(text)
-        if eaten and not program:
+        inside = map(EATEN_IN_FORMULA.search, formulas(text)) if formulas else ()
+        if formulas and (eaten := EATEN.search(text) or next(filter(None, inside), None)):
             cause = "LaTeX with one backslash in JSON, which makes a control character of \\f: double the backslash"
             raise malformed(where, f"{eaten[0]!r} in {text[:60]!r}", cause, "LaTeX as \\\\frac in JSON")
 
@@ -498,9 +497,10 @@ def parse_row(row, where: str, task: str | None, reading: Reading, source: int) 
         raise malformed(where, f"a column {lost[0]}", "a prompt for a model that sees or calls tools", "text alone")
     prompt = read_prompt(prompt, where)
     task = OWN if reading.own else str(task or row.get("task") or "math")
-    check_text(where, prompt, program=task in ("code", OWN))
+    latex = task not in ("code", OWN)
+    check_text(where, prompt, latex and FORMULA.findall)
     behind = answer.rpartition("####")[2] if isinstance(answer, str) else answer
-    check_text(where, behind, program=task in ("code", OWN), formula=True)
+    check_text(where, behind, latex and (lambda text: [text]))
     if reading.own:
         text = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, default=str)
         return Row(where, prompt, text, OWN, source)

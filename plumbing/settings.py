@@ -14,7 +14,6 @@ Run by train.py. Test: pytest tests/test_settings.py
 import argparse
 import os
 from collections import ChainMap
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import date
 from pathlib import Path
@@ -77,12 +76,10 @@ def loss_name(text):
 
 
 def share_or_off(text):
-    if text == "off":
-        return None
-    with suppress(ValueError):
-        if 0 < float(text) <= 1:
-            return float(text)
-    raise ValueError("expected a share above 0 and up to 1, or off")
+    share = None if text == "off" else float(text)
+    if share is not None and not 0 < share <= 1:
+        raise ValueError("expected a share above 0 and up to 1, or off")
+    return share
 
 
 def day(text):

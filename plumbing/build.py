@@ -30,7 +30,7 @@ import rollout
 import vllm_rollout
 from plumbing import checkpoints, memory
 from plumbing.devices import alone, refuse, sharing, torchrun
-from plumbing.log import read_rows
+from plumbing.log import last_start
 from plumbing.prompts import loaded, read_sources, unreadable
 from plumbing.settings import ROOT, Settings
 from verify import sandbox, scorer, user_reward
@@ -131,8 +131,7 @@ def prepare(args):
 
 def check_same_data(prompts, log):
     """Raise ValueError if the run of this log, which is resumed if there is one, had other prompts."""
-    starts = [row for row in read_rows(log)[0] if row["kind"] == "config"] if log.exists() else []
-    logged = starts[-1].get("prompts", {}) if starts else {}
+    logged = last_start(log).get("prompts", {}) if log.exists() else {}
     if logged.get("fingerprint") not in (None, fingerprint(prompts)):
         expected = f"expected the prompts and answers of the run in {log.parent}: {logged.get('train')} to train on"
         raise ValueError(

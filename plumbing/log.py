@@ -278,11 +278,15 @@ def read_rows(log):
     return intact, broken
 
 
+def last_start(log):
+    """The config row of the last start that this log knows, {} without one."""
+    return next((row for row in reversed(read_rows(log)[0]) if row["kind"] == "config"), {})
+
+
 def stored_flags(log):
     """The settings with which the run of this log was last started, as logged. Raises ValueError if it does not say."""
-    starts = [row for row in read_rows(log)[0] if row["kind"] == "config"]
     try:
-        flags = starts[-1]["flags"]
+        flags = last_start(log)["flags"]
         return flags | flags["clips"]
     except (LookupError, TypeError) as error:
         raise ValueError(f"expected the flags of the run in the last config row of {log}; found none intact") from error

@@ -37,7 +37,7 @@ from transformers.utils.hub import get_checkpoint_shard_files
 import experts
 import precision
 from plumbing import store
-from plumbing.log import finished_checkpoints, step_of
+from plumbing.log import counters, finished_checkpoints, step_of
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
@@ -333,11 +333,6 @@ def described(place):
         config.save_pretrained(folder)
         AutoTokenizer.from_pretrained(place).save_pretrained(folder)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-
-
-def counters(folder):
-    """The `counters` that `save` wrote into a checkpoint folder."""
-    return json.loads((Path(folder) / "state" / "run.json").read_text(encoding="utf-8"))
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------

@@ -229,12 +229,16 @@ def finished_checkpoints(out):
     return sorted((folder for folder in folders if folder.name.partition("-")[2].isdigit()), key=step_of)
 
 
+def counters(folder):
+    """The `counters` that checkpoints.save wrote into a checkpoint folder."""
+    return json.loads((Path(folder) / "state" / "run.json").read_text(encoding="utf-8"))
+
+
 def best_checkpoint(out):
     """The checkpoint of a run's best evaluation, as the newest one names it, or None."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         last = finished_checkpoints(out)[-1]
-        best = json.loads((last / "state" / "run.json").read_text(encoding="utf-8"))["best"]
-        return last.with_name(f"checkpoint-{best['version']}")
+        return last.with_name(f"checkpoint-{counters(last)['best']['version']}")
 
 
 def others(out):

@@ -35,10 +35,10 @@ from plumbing import heartbeat
 from plumbing.checkpoints import pick
 from plumbing.devices import backend, cores, device, end_launcher, refuse, threads, torchrun, uuid, world_size
 from plumbing.log import finished_checkpoints, lock_log, step_of
+from plumbing.settings import ROOT
 from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store, paces
 from verify import sandbox
 
-ROOT = Path(__file__).resolve().parents[1]  # the project's folder
 # What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
 OF_THE_NODE = ("model", "data", "out", "resume", "checkpoint", "notes", "asked", "protections")
 

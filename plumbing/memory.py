@@ -32,7 +32,6 @@ import precision
 from decoding import GRAPHS, WRITTEN
 from pipeline import OFF_POLICY
 from plumbing.arguments import as_given, option
-from plumbing.checkpoints import LATEST
 from plumbing.devices import fleet_here, free_bytes, gpu_bytes, gpus, sharing, torchrun, world_size
 from plumbing.store import MAX_BYTES
 from plumbing.virtual import Costs
@@ -419,10 +418,5 @@ def estimate(args, sizes):
     if not fleet or not fleet.device.flops:
         return []
     times = seconds(args, sizes, fleet)
-    apart = args.checkpoint_every * times.step
-    if "checkpoint_every" not in args.asked:
-        apart = max(times.step, min(apart, LATEST))
-    return [
-        f"estimated from {fleet.name}'s data sheet: a step {times.step:,.1f} s, R_0 {times.evaluation / 60:,.1f} min, "
-        f"a checkpoint every {apart / 60:,.0f} min"
-    ]
+    name = fleet.name
+    return [f"estimated from {name}'s data sheet: a step {times.step:,.1f} s, R_0 {times.evaluation / 60:,.1f} min"]

@@ -73,7 +73,7 @@ class Run(
     compute, reward, start, stop, r0: as in `fit`    name: of the run    unit: of compute
     tasks: names of the log's columns that hold the pass rate on one task    notes: what the reader of the log left out
     completions: how many each evaluation is the mean of, if known    ends: the user's rewards that became 0 and 1
-    source: which run of which file it is, and the column of its reward
+    source: the Path of its file
     """
 
     def own(self, R):
@@ -224,14 +224,15 @@ def _checked(run):
     return run._replace(compute=C[order], reward=np.clip(R, 0, 1)[order])
 
 
-def _amount(value, whole, name):
-    """`value` as a compute: it is one, or a share of the compute `whole` such as "10%". Raises BadInput otherwise."""
-    text = str(value)
+def amount(text, whole, flag):
+    """A compute: as given, or a share or a multiple of the compute `whole`, as 10% or 4x. Raises BadInput otherwise."""
+    text = str(text)
+    parts = {"%": 100, "x": 1}.get(text[-1:])
     with suppress(ValueError):
-        amount = float(text[:-1]) / 100 * whole if text.endswith("%") else float(text)
-        if amount >= 0:
-            return amount
-    raise BadInput(f"got {name} {text}, expected a compute or a share such as 10%")
+        compute = float(text[:-1]) / parts * whole if parts else float(text)
+        if 0 <= compute < np.inf:
+            return compute
+    raise BadInput(f"got {flag} {text}, expected a compute, or a share or a multiple of the run's, as 10% or 4x")
 
 
 def _in_range(run, taken):
@@ -241,8 +242,8 @@ def _in_range(run, taken):
     """
     C = run.compute
     last = C.max(initial=0.0)
-    high = last if run.stop is None else min(last, _amount(run.stop, last, "stop (--fit-to)"))
-    low = _amount(run.start or 0.0, high, "start (--fit-from)")
+    high = last if run.stop is None else min(last, amount(run.stop, last, "stop (--fit-to)"))
+    low = amount(run.start or 0.0, high, "start (--fit-from)")
     if low > high:
         raise BadInput(f"{run.name}: got a start (--fit-from) of {low:g}, expected one before the stop, {high:g}")
     keep = (C > 0) & (C >= low) & (C <= high) & ~taken

@@ -1,12 +1,8 @@
 """The command line of fit.py, and the report of train.py at the end of a run: fits as text, JSON and figures."""
 
 import json
-import os
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-
-import numpy as np
 
 import fit
 import forecast
@@ -16,13 +12,15 @@ from plumbing.foreign_logs import read_run, read_runs
 from plumbing.log import best_checkpoint
 
 
-def with_tasks(run, path):
+def with_tasks(run):
     """[Fit] of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
     laws = [forecast.forecast_run(run)]
     if len(run.tasks) > 1:
         unit = run.unit.removeprefix("virtual ")  # the column's name
-        tasks = [read_run(path, unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
-        laws += [law for law in map(forecast.fitted, tasks) if law]
+        for name in run.tasks:
+            task = read_run(run.source, unit, name)._replace(start=run.start, stop=run.stop, name=f"{run.name} {name}")
+            if law := forecast.fitted(task):
+                laws.append(law)
     return laws
 
 
@@ -52,16 +50,17 @@ def in_units(run, row):
     return own
 
 
-def summary(law, half=None, until=None, reach=None):
+def summary(law, until=None, reach=None):
     """A fit as a dict for JSON: its numbers and its forecast at `until` (default: twice the run's compute); what
     `first_half` came to; and how much compute a reward of `reach` needs. Rewards are in the user's units."""
     run = law.run
+    half = first_half(law)
     C = until or 2 * run.compute[-1]
     low, high = law.band(C)
     fall = forecast.peak(law)
     rises = forecast.rises(law)
     words = forecast.known(law)
-    best = best_checkpoint(Path(run.source[0].rstrip()).parent) if fall and run.source else None
+    best = best_checkpoint(run.source.parent) if fall and run.source else None
     if best:
         words = {name: f"{text} The best evaluation was that of {best}." for name, text in words.items()}
     row = {
@@ -144,21 +143,14 @@ def stop_row(law, until):
     """What `forecast.stop_rule` says of a fit, up to the compute `until` (default: twice the fitted one)."""
     C = law.span[1]
     until = until or 2 * C
-    if until < 1.1 * C:
-        raise fit.BadInput(f"got --until {until:g}, expected 1.1 times the fitted compute, {C:g}, or more: --stop-rule")
     P, verdict = forecast.stop_rule(law, until / C)
     row = {"run": law.run.name, "C": C, "until": until, "gain": forecast.GAIN, "P": P, "verdict": verdict}
     return in_units(law.run, row)
 
 
 def draw(laws, path, until=None):
-    """Draw the fits to `path`, up to the compute `until`."""
-    figures.save(path, ", ".join(law.run.name for law in laws), _panels(laws, until), alike=True)
-
-
-def _panels(laws, until):
-    """The panels of the figure: all points with the forecasts ahead, for one run A too; beside it, for runs that are
-    fitted to their ends, the forecasts made at half of the compute and what followed."""
+    """Draw the fits to `path`: all points with the forecasts up to the compute `until`, for one run A too; beside it,
+    for runs that are fitted to their ends, the forecasts made at half of the compute and what followed."""
     most = max(law.run.compute[-1] for law in laws)
     end = until or 2 * most
     curves = [figures.scaling(law, end) for law in laws]
@@ -169,34 +161,35 @@ def _panels(laws, until):
         early = [figures.scaling(half, most) for half in map(first_half, laws) if half]
     rate = figures.RATE if all(law.run.ends == (0, 1) for law in laws) else "reward R"
     axis = f"compute C ({figures.called(laws[0].run.unit)})"
-    return [
+    panels = [
         (f"Fit of all points, and the forecast\n{figures.BAND}", axis, rate, curves),
         (f"Forecast made at half of the compute, and what followed\n{figures.BAND}", axis, rate, early),
     ]
+    figures.save(path, ", ".join(law.run.name for law in laws), panels, alike=True)
 
 
-def analyse(laws, flags=(), until=None, reach=None):
-    """Sum up the fits, and do what the flags ask for.
+def analyse(laws, until=None, reach=None, compare=False, stop_rule=False):
+    """Sum up the fits, and answer what is asked of them.
 
-    flags  any of compare, stop_rule
-    until  compute to forecast and to compare at, and up to which stop_rule asks (default: twice the run's)
-    reach  a reward, in the user's units: how much compute until there?
-    Returns the fits, which --compare sorts, a dict for JSON, and lines for the screen.
+    until    compute to forecast and to compare at, and up to which stop_rule asks (default: twice the run's)
+    reach    a reward, in the user's units: how much compute until there?
+    compare, stop_rule    whether to answer with the functions of forecast.py that are called so
+    Returns the fits, which a comparison sorts, a dict for JSON, and lines for the screen.
     """
-    sentences = []
     for low, high in {law.run.ends for law in laws}:
         if reach is not None and not low <= reach <= high:
             raise fit.BadInput(f"got --reach {reach:g}, expected a reward from {low:g} to {high:g}")
     last = max(law.span[1] for law in laws)
-    if until and until <= last:
-        raise fit.BadInput(f"got --until {until:g}, expected a compute beyond the fitted one, {last:g}")
-    if "compare" in flags:
+    if until is not None and until < 1.1 * last:
+        raise fit.BadInput(f"got --until {until:g}, expected 1.1 times the fitted compute, {last:g}, or more")
+    sentences = []
+    if compare:
         laws, sentence = forecast.compare(laws, until)
         sentences.append(sentence)
-    rows = [summary(law, first_half(law), until, reach) for law in laws]
+    rows = [summary(law, until, reach) for law in laws]
     told: dict = {"runs": rows, "sentences": sentences}
-    lines = [line for row in rows for line in lines_of(row)] + told["sentences"]
-    if "stop_rule" in flags:
+    lines = [line for row in rows for line in lines_of(row)] + sentences
+    if stop_rule:
         told["stop_rule"] = stops = [stop_row(law, until) for law in laws]
         lines.append("stop? P: probability that the evaluations rise by less than the gain from C on")
         lines += table([stops[0], *map(dict.values, stops)])
@@ -210,7 +203,7 @@ def report(log_path, figure_path):
     fitted, returns (None, [a line that says why]) and draws nothing. A figure that cannot be drawn is a line.
     """
     try:
-        laws, told, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path))
+        laws, told, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%")))
     except fit.BadInput as error:
         return None, [f"no fit: {error}"]
     try:
@@ -237,29 +230,18 @@ def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
     if args.paper and vars(args) != defaults | {"paper": True, "o": args.o}:
         raise fit.BadInput("got --paper beside others than -o, expected it alone: it reads no RUN")
-    path = args.o and os.path.expanduser(args.o)
     if args.paper:
-        folder = Path(path or "figures")
+        folder = Path(args.o or "figures")
         figures.published(folder)
         return [*paper_tables(), f"written to {folder}"]
     laws = fits(args)
     shortest = min(law.run.compute[-1] for law in laws)  # all are read at one compute
-    until = _until(args.until, shortest) if args.until else None
-    flags = [name for name, value in vars(args).items() if value is True]
-    laws, told, lines = analyse(laws, flags, until, args.reach)
-    if path:
-        draw(laws, path, until)
-        lines.append(f"written to {path}")
+    until = args.until and fit.amount(args.until, shortest, "--until")
+    laws, told, lines = analyse(laws, until, args.reach, args.compare, args.stop_rule)
+    if args.o:
+        draw(laws, args.o, until)
+        lines.append(f"written to {args.o}")
     return [json.dumps(told, indent=1, allow_nan=False)] if args.json else lines
-
-
-def _until(text, last):
-    """The compute of --until: as given, or a multiple of `last`, such as 4x."""
-    with suppress(ValueError):
-        until = float(text[:-1]) * last if text.endswith("x") else float(text)
-        if 0 < until < np.inf:
-            return until
-    raise fit.BadInput(f"got --until {text}, expected a compute above 0, or a multiple of the run's such as 4x")
 
 
 def fits(args):
@@ -270,17 +252,15 @@ def fits(args):
             taken = (args.scale, args.cumulative, args.completions, args.where, args.decimal)
             for run in read_runs(path, args.compute, reward, *taken):
                 r0 = None if args.r0 is None else run.rate(args.r0)
-                name = f"{run.name} {run.source[1]}" if len(args.reward or ()) > 1 else run.name
+                name = f"{run.name} {reward}" if len(args.reward or ()) > 1 else run.name
                 runs.append(run._replace(start=args.fit_from, stop=args.fit_to, r0=r0, name=name))
     least = 1 + args.compare
     if len(runs) < least:
         raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
-    if args.compare and len({run.source for run in runs}) < len(runs):
-        raise fit.BadInput("got one run twice, expected different ones: --compare")
     if len(units := {run.unit for run in runs}) > 1:
         raise fit.BadInput(f"got runs by {', '.join(sorted(units))}, expected one unit of compute; name it: --x COL")
     if len(runs) == 1 and args.reward is None:
-        return with_tasks(runs[0], args.runs[0])
+        return with_tasks(runs[0])
     return [forecast.forecast_run(run) for run in runs]
 
 
@@ -323,7 +303,7 @@ def main(argv=None):
     """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
     parser = flags()
     try:
-        args = parser.parse_args(None if argv is None else list(map(str, argv)))
+        args = parser.parse_args(argv)
         print("\n".join(command(args, vars(parser.parse_args([])))))
     except (ValueError, OSError) as error:  # BadInput too; a file that cannot be opened or written
         parser.exit(2, f"fit.py: {error}\n")

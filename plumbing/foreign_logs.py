@@ -17,6 +17,8 @@ import csv
 import json
 import re
 from collections import Counter
+from io import StringIO
+from itertools import dropwhile
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,6 @@ RUNS = ("run", "seed")
 LEAST = 5  # points of a run
 MISSING = {None, "", "-", "None", "null", "NULL", "NA", "N/A", "n/a"}  # cells without a value
 SCALES = {None: (0.0, 1.0), "percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
-SHOWN = 60  # columns in a refusal
 FORMS = (
     "expected JSON Lines, JSON with one list of objects, CSV or TSV; docs/forecasting.md, 'Other forms of logs', makes "
     "a CSV of a console, of Parquet and of Excel; then: --reward NAME --x NAME"
@@ -40,21 +41,10 @@ FORMS = (
 
 def read_rows(path):
     """([{column: cell}], notes) of a file. BadInput for what cannot be read, OSError for what cannot be opened."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: No such file")
-    if not path.is_file():
-        raise fit.BadInput(f"got a folder without log.jsonl, or what is no file; name one file; {FORMS}")
     if "tfevents" in path.name:
         return from_events(path), []
     text = path.read_bytes().decode("utf-8-sig", errors="replace")
-    try:
-        if path.suffix in (".csv", ".tsv"):
-            return from_table(text)
-        if re.match(r'\s*(\[\s*)?\{\s*"', text):
-            return from_json(text)
-    except (ValueError, csv.Error, RecursionError) as error:
-        raise fit.BadInput(" ".join(str(error).split()) or "nested too deep") from None
-    raise fit.BadInput(f"got another form, {FORMS}")
+    return from_table(text) if path.suffix in (".csv", ".tsv") else from_json(text)
 
 
 def from_json(text):
@@ -69,14 +59,14 @@ def from_json(text):
     if len(broken) < len(rows) > 1:
         return rows, [f"left out {len(broken)} lines that are no row: {str(broken[:9])[1:-1]}"] if broken else []
     try:
-        tables = [value for value in lists(json.loads(text)) if isinstance(value[0], dict)]
+        tables = [value for value in lists(json.loads(text)) if all(isinstance(row, dict) for row in value)]
     except json.JSONDecodeError as error:
         raise fit.BadInput(f"this is no JSON, or it was cut off: {error}; {FORMS}") from None
     if len(tables) != 1:
         raise fit.BadInput(
             f"got {len(tables)} lists of objects, expected one; write each to a file of its own; {FORMS}"
         )
-    return [dict(flat(row)) for row in tables[0] if isinstance(row, dict)], []
+    return [dict(flat(row)) for row in tables[0]], []
 
 
 def lists(value):
@@ -98,22 +88,18 @@ def flat(row, path=""):
 
 
 def from_table(text):
-    """Rows of a table: its first line that is no comment names the columns. A resumed run may write it again."""
-    lines = text.splitlines(keepends=True)
-    data = [line for line in lines if not line.startswith("#")]
-    notes = [f"left out {len(lines) - len(data)} lines of comments"] if len(data) < len(lines) else []
-    table = csv.DictReader(data, delimiter=max(",;\t", key="".join(data[:1]).count), skipinitialspace=True)
+    """Rows of a table: the first line behind comments names the columns. A resumed run may write it again."""
+    lines = list(dropwhile(lambda line: line.startswith("#"), StringIO(text, newline="")))
+    table = csv.DictReader(lines, delimiter=max(",;\t", key="".join(lines[:1]).count), skipinitialspace=True)
     header = list(table.fieldnames or ())
     if any(map(is_number, header)):
         raise fit.BadInput("the first line holds numbers, expected the names of the columns in a line before it")
     if len(set(header)) < len(header):
-        raise fit.BadInput(f"the first line names a column twice: {', '.join(header)[:200]}; rename one")
+        raise fit.BadInput(f"the first line names a column twice: {header!r:.200}; rename one")
     rows = [row for row in table if any(row.values()) and list(row.values()) != header]
     if any(None in row for row in rows):
         raise fit.BadInput(f"a row has more cells than the first line names, {len(header)}")
-    if not rows:
-        raise fit.BadInput("got no row behind the first line, which names the columns")
-    return rows, notes
+    return rows, []
 
 
 def from_events(path):
@@ -127,8 +113,6 @@ def from_events(path):
     for tag in events.Tags()["scalars"]:
         for event in events.Scalars(tag):
             rows.setdefault(event.step, {"step": event.step})[tag] = event.value
-    if not rows:
-        raise fit.BadInput("got an event file without scalars, expected tags with a value for each step")
     return [rows[step] for step in sorted(rows)]
 
 
@@ -155,7 +139,7 @@ def numbers(rows, name):
     for place, row in enumerate(rows):
         cell = row.get(name)
         try:
-            if isinstance(cell, (list, dict)) or cell not in MISSING:
+            if cell not in MISSING:
                 column[place] = float(cell)
         except (ValueError, TypeError, OverflowError):
             expected = "a number: a decimal point (else --decimal ,), no unit, no %, nothing between thousands"
@@ -173,18 +157,17 @@ def names_of(rows):
 def table_of(rows):
     """The columns, as lines: name, least, most, how many rows hold a number, whether all lie in [0, 1] and all rise."""
     lines = [f"  {'least':>10} {'most':>10} {'rows':>6} {'in [0, 1]':>9} {'rises':>5}  column"]
-    for name in names_of(rows)[:SHOWN]:
-        label = (name if name.isprintable() else ascii(name))[:100]
+    for name in names_of(rows):
         try:
             column = numbers(rows, name)
             column = column[np.isfinite(column)]
             low, high = column.min(), column.max()
         except ValueError:  # BadInput too: a column of text, or one that is empty
-            lines.append(f"  {'no numbers':44}  {label}")
+            lines.append(f"  {'no numbers':44}  {name!r:.100}")
         else:
             unit = "yes" if 0 <= low <= high <= 1 else ""
             rises = "yes" if (np.diff(column) > 0).all() else ""
-            lines.append(f"  {low:10.4g} {high:10.4g} {len(column):6} {unit:>9} {rises:>5}  {label}")
+            lines.append(f"  {low:10.4g} {high:10.4g} {len(column):6} {unit:>9} {rises:>5}  {name!r:.100}")
     return "\n".join(lines)
 
 
@@ -260,10 +243,8 @@ def led_on(steps):
 def check_resumed(name, steps):
     """Raise BadInput if the rows, by their steps (n,), are not those of one run that may have been resumed: each part
     then begins after the first step, and repeats the steps that the run had from there on."""
-    starts = np.flatnonzero(np.diff(steps) <= 0) + 1
-    for start, end in zip(starts, np.append(starts[1:], len(steps))):
-        before = steps[:start][led_on(steps[:start])]
-        part = steps[start:end]
+    before, *parts = np.split(steps, np.flatnonzero(np.diff(steps) <= 0) + 1)
+    for part in parts:
         repeated = before[(part[0] <= before) & (before <= part[-1])]
         again = part[part <= before[-1]]
         if part[0] == before[-1] or part[0] <= steps[0] or not np.array_equal(again, repeated):
@@ -272,6 +253,7 @@ def check_resumed(name, steps):
                 f"{got}, expected steps that rise, or a run that was resumed and repeats a range of its steps; average "
                 "the rows of a step, keep one by --where, or tell runs apart by a column called run"
             )
+        before = np.append(before[before < part[0]], part)
 
 
 def check_compute(name, C):
@@ -310,47 +292,47 @@ def completions_of(rows, asked):
         raise fit.BadInput(f"got --completions {asked}, expected a number from 1 on, or a column of them")
 
 
-def one_run(rows, notes, name, compute, reward, scale, cumulative, completions):
-    """The fit.Run of the rows of one run, whose columns are named exactly; other arguments as in `read_runs`."""
+def one_run(rows, notes, compute, reward, scale, cumulative, completions):
+    """The fit.Run of the rows of one run, whose columns are named exactly; other arguments as in `read_runs`. Adds to
+    `notes` what was left out, and what was taken."""
     R, C = numbers(rows, reward), numbers(rows, compute)
-    order = next(
-        (name for name in STEPS if np.isfinite(numbers(rows, name) + R).any()), "row" if cumulative else compute
-    )
+    own_order = "row" if cumulative else compute
+    order = next((step for step in STEPS if np.isfinite(numbers(rows, step) + R).any()), own_order)
     steps = numbers(rows, order)
-    there = np.flatnonzero(np.isfinite(C + steps + R))
-    if not len(there) or compute == reward:
+    there = np.isfinite(C + steps + R)
+    if not there.any():
         raise fit.BadInput(f"no row has both {compute} and {reward}, expected two columns with numbers in one row")
-    check_one_series([rows[place] for place in there])
-    falls = np.diff(steps[there])
-    if order not in STEPS and (falls >= 0).all():
+    check_one_series([row for row, used in zip(rows, there) if used])
+    falls = (np.diff(steps[there]) < 0).any()
+    if falls and len(set(steps[there])) == there.sum():
+        by_step = np.argsort(steps, kind="stable")
+        rows = [rows[place] for place in by_step]
+        R, C, steps, there = (column[by_step] for column in (R, C, steps, there))
+        notes.append(f"the rows were sorted by {order}")
+    elif order not in STEPS and not falls:
         steps = numbers(rows, "row")  # a compute may be rounded
-    elif len(set(steps[there])) == len(there) and (falls < 0).any():
-        in_order = [rows[place] for place in np.argsort(steps, kind="stable")]
-        notes = [*notes, f"the rows were sorted by {order}"]
-        return one_run(in_order, notes, name, compute, reward, scale, cumulative, completions)
+    there = np.flatnonzero(there)
     check_resumed(order, steps[there])
     if cumulative:
         own = np.flatnonzero(np.isfinite(C + steps))
         own = own[led_on(steps[own])]
         C[own] = added_up(compute, C[own], cumulative)
-        notes = [*notes, f"--cumulative {cumulative}: {compute} is added up"]
+        notes.append(f"--cumulative {cumulative}: {compute} is added up")
     kept = there[led_on(steps[there])]
     counts = {
         f"without a number for {reward} or {compute}": len(rows) - len(there),
         "of repeated steps, of which the last counts": len(there) - len(kept),
     }
-    notes = notes + [f"rows left out {what}: {count}" for what, count in counts.items() if count]
+    notes += [f"rows left out {what}: {count}" for what, count in counts.items() if count]
     if compute == "row":
         C[kept] = np.arange(1.0, len(kept) + 1)
     check_compute(compute, C[kept])
     tasks = tuple(sorted({column for row in rows for column in row if column.startswith("tasks.")}))
     count = completions_of([rows[place] for place in kept], completions)
-    if reward in tasks:  # our logs count the completions of all tasks
-        name += f" {reward}"
-        count = count and count / len(tasks)
+    if count and reward in tasks:  # our logs count the completions of all tasks
+        count /= len(tasks)
     notes.append(f"reward: {reward}, {f'by --scale {scale}' if scale else 'taken as a pass rate'}; compute: {compute}")
-    given = {"tasks": tasks, "notes": tuple(notes), "completions": count, "ends": ends(scale)}
-    run = fit.Run(C[kept], R[kept], name=name, unit=compute, **given)
+    run = fit.Run(C[kept], R[kept], tasks=tasks, notes=tuple(notes), completions=count, ends=ends(scale))
     return run._replace(reward=run.rate(run.reward))
 
 
@@ -375,27 +357,29 @@ def read_runs(
     Rows without compute or reward are left out. Raises BadInput for what cannot be read, OSError for what cannot be
     opened.
     """
-    path = Path(path) / "log.jsonl" if (Path(path) / "log.jsonl").is_file() else Path(path)
-    name = path.parent.name if path.name == "log.jsonl" else path.stem
+    path = Path(path)
+    if path.is_dir():
+        path /= "log.jsonl"
+    name = path.absolute().parent.name if path.name == "log.jsonl" else path.stem
     try:
         rows, notes = read_rows(path)
-        virtual = False
-        if rows[0].get("kind") == "config" and any(column.startswith("flags.") for column in rows[0]):
-            virtual = any(row.get("flags.virtual") for row in rows)
+        if not rows:
+            raise fit.BadInput("got no row, expected names of columns and values for them")
+        first = rows[0]
+        if first.get("kind") == "config" and any(column.startswith("flags.") for column in first):
             rows = evaluations(rows)
             compute, reward = compute or "gpu_hours", reward or "pass_rate"
         if decimal == ",":
             rows = with_points(rows)
         rows = [{"row": number, **row} for number, row in enumerate(where(rows, conditions), 1)]
         reward, compute = column_of(rows, reward, "--reward"), column_of(rows, compute, "--x")
+        unit = f"virtual {compute}" if compute == "gpu_hours" and first.get("flags.virtual") else compute
         runs = []
         for label, part in runs_in(rows, reward, notes):
-            called = f"{name} {label}" if label else name
-            run = one_run(part, notes, called, compute, reward, scale, cumulative, completions)
-            unit = f"virtual {run.unit}" if virtual and run.unit == "gpu_hours" else run.unit
-            runs.append(run._replace(source=(f"{path} {label}", reward), unit=unit))
+            run = one_run(part, list(notes), compute, reward, scale, cumulative, completions)
+            runs.append(run._replace(name=f"{name} {label}".strip(), unit=unit, source=path))
         return runs
-    except fit.BadInput as error:
+    except (fit.BadInput, csv.Error, RecursionError) as error:
         raise fit.BadInput(f"{path}: {error}") from None
 
 
@@ -404,15 +388,17 @@ def runs_in(rows, reward, notes):
     fewer than LEAST points."""
     parts = {}
     for row in rows:
-        label = " ".join(f"{name} {row[name]}" for name in RUNS if row.get(name) not in MISSING)
+        label = " ".join(f"{name} {row[name]}" for name in RUNS if text_of(row.get(name)) not in MISSING)
         parts.setdefault(label, []).append(row)
-    points = {label: int(np.isfinite(numbers(part, reward)).sum()) for label, part in parts.items()}
-    if len(parts) > 1 and max(points.values()) < LEAST:
+    if len(parts) == 1:
+        return [("", rows)]
+    long = [label for label, part in parts.items() if np.isfinite(numbers(part, reward)).sum() >= LEAST]
+    if not long:
         got = f"the columns {' and '.join(RUNS)} tell {len(parts)} runs apart, none of {LEAST} points"
         raise fit.BadInput(f"{got}; if they tell no runs apart, rename them")
-    long = [label for label in parts if points[label] >= LEAST or len(parts) == 1]
-    for label in parts.keys() - set(long):
-        notes.append(f"left out {len(parts[label])} rows of {label or 'no run'}: {points[label]} points")
+    short = [f"{label or 'no run'} ({len(part)} rows)" for label, part in parts.items() if label not in long]
+    if short:
+        notes.append(f"runs of fewer than {LEAST} points, left out: {', '.join(short)}")
     return [(label if len(long) > 1 else "", parts[label]) for label in long]
 
 

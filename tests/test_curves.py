@@ -30,7 +30,7 @@ def write_log(path, rows=None, points=14, noise=0.005, tasks=False):
 def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be_fitted():
     path = write_log("two.jsonl", tasks=True)
     run = foreign_logs.read_run(path)._replace(start="10%")
-    whole, code, math = curves.with_tasks(run, path)  # "easy" starts at 1: nothing is left to gain
+    whole, code, math = curves.with_tasks(run)  # "easy" starts at 1: nothing is left to gain
     assert [law.run.start for law in (whole, code, math)] == ["10%"] * 3
     assert [code.run.name, math.run.name] == ["two tasks.code", "two tasks.math"]
     assert code.run.reward == pytest.approx(run.reward / 2) and math.run.reward == pytest.approx(0.9 * run.reward)
@@ -39,9 +39,9 @@ def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be
 ACC = "--compute hours --reward acc "
 NO_COMMAND = {  # flags -> what is said of six evaluations up to 5 hours
     "--paper": "got --paper beside others",
-    ACC + "--until 4y": "above 0, or a multiple of the run's such as 4x",
+    ACC + "--until 4y": "got --until 4y, expected a compute, or a share or a multiple of the run's",
     ACC + "--compare": "got 1 RUNs, expected 2 or more",
-    ACC + "--until 0.5x": "expected a compute beyond the fitted one, 5",
+    ACC + "--until 0.5x": "expected 1.1 times the fitted compute, 5, or more",
     ACC + "--reach 70": "got --reach 70, expected a reward from 0 to 1",
     ACC + "-o a.xyz": "Format 'xyz' is not supported",
 }
@@ -113,7 +113,7 @@ def test_questions_that_people_ask_are_answered_on_the_screen(capsys):
 def test_every_reward_of_a_summary_is_in_the_users_units(rewards):
     run = fit.Run(np.arange(float(len(rewards))), np.array(rewards))
     rates, own = (
-        curves.summary(law, curves.first_half(law), reach=law.run.own(0.5)) | {"stop": curves.stop_row(law, None)}
+        curves.summary(law, reach=law.run.own(0.5)) | {"stop": curves.stop_row(law, None)}
         for law in (forecast.forecast_run(run._replace(ends=ends)) for ends in ((0, 1), (-1, 1)))
     )
 

@@ -90,7 +90,7 @@ REFUSED = [  # what is said, what a file holds, options
     ("got --completions 0", table(), {"completions": "0"}),
     ("--x NAME are needed", table(), {"compute": None}),
     ("--x cc names no column", table([(c, r, "a" * 10**5) for c, r in ROWS], "step acc text"), {"compute": "cc"}),
-    ("(?s)--reward acc names several columns.* 0.2 +0.72 +8 +yes +yes +val/acc\n", SEVERAL),
+    ("(?s)--reward acc names several columns.* 0.2 +0.72 +8 +yes +yes +'val/acc'\n", SEVERAL),
 ]
 
 

@@ -30,6 +30,7 @@ Page: docs/forecasting.md
 from collections import namedtuple
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 from scipy.special import log_ndtr, ndtri_exp
@@ -77,12 +78,12 @@ class Data(namedtuple("Data", "C y variance walked")):
     of s^2; how far the walk has come, in e-folds of C."""
 
 
-def observed(law, A=None):
+def observed(law):
     """The `Data` of a Fit: the measured R_0, the points, and A if it is given."""
     C, R, count = fit.averaged(law.run.compute[law.kept], law.run.reward[law.kept], MOST)
     rows = [(0, law.fitted.R_0, 1 / law.fitted.weight, 0), *zip(C, R, 1 / count, np.log(C / C[0]))]
-    if A is not None:
-        rows.append((1e300, A, 0, 0))  # where Eq. 1 is at A, but for a curve that never rises
+    if law.fitted.A is not None:
+        rows.append((1e300, law.fitted.A, 0, 0))  # where Eq. 1 is at A, but for a curve that never rises
     return Data(*np.transpose(rows))
 
 
@@ -96,8 +97,8 @@ def weigh(data, prior, axes):
     """The `Cells` of these axes, log B, log C_mid and log s. In each the pass rates are linear in R_0 and G.
 
     prior: the means and the standard deviations of log B and log C_mid"""
-    shapes = np.stack(np.meshgrid(*axes[:2], indexing="ij"), -1).reshape(-1, 2)
-    sizes = np.stack(np.meshgrid(WALKS, np.exp(axes[2]), indexing="ij"), -1).reshape(-1, 2)
+    shapes = np.array([*product(*axes[:2])])
+    sizes = np.array([*product(WALKS, np.exp(axes[2]))])
     steps = np.array([axis[1] - axis[0] for axis in axes[:2]])
     of_shape = np.log(steps / prior[1] / np.sqrt(2 * np.pi)).sum() - (((shapes - prior[0]) / prior[1]) ** 2).sum(1) / 2
     shapes = np.vstack([shapes, (0, np.inf)])  # the last one never rises
@@ -171,9 +172,9 @@ def prior_of(R_0, gain, w):
     return of_A - off / SPREAD + np.log(len(WALKS) * np.log(2) / 2 / SPREAD)
 
 
-def posterior(law, A=None):
+def posterior(law):
     """`Draws` of the curve of a Fit."""
-    data = observed(law, A)
+    data = observed(law)
     cells = likely_cells(law, data)
     random = np.random.default_rng(0)
     chance = np.exp(cells.weight - cells.weight.max()).ravel()
@@ -216,24 +217,20 @@ class Forecast(Fit):
         walked = draws.walk * np.sqrt(np.log(np.maximum(C / last, 1))) * draws.steps
         return np.clip(sigmoid(C, *draws[:4]) + off + walked, 0, 1)
 
-    def quantiles(self, C, shares, mean_of=np.inf):
-        """Quantiles (len(shares), ...) at C, any shape, of the mean of `mean_of` evaluations (inf: of the curve)."""
-        values = self.curves(C) + self.draws.noise * self.draws.error / np.sqrt(mean_of)
-        return np.quantile(np.clip(values, 0, 1), shares, axis=-1)
-
     def median(self, C):
         """The forecast at C, any shape: the median of the curves."""
-        return self.quantiles(C, [0.5])[0]
+        return np.quantile(self.curves(C), 0.5, axis=-1)
 
     def band(self, C, mean_of=np.inf):
         """90 % band (low, high) at C, any shape, of the mean of `mean_of` evaluations there (inf: of the curve)."""
-        return tuple(self.quantiles(C, (0.05, 0.95), mean_of))
+        values = self.curves(C) + self.draws.noise * self.draws.error / np.sqrt(mean_of)
+        return tuple(np.quantile(np.clip(values, 0, 1), (0.05, 0.95), axis=-1))
 
 
 def forecast_run(run, *, A=None, grid=None):
     """`fit.fit_run`, with the same arguments and errors, as a Forecast. A fixes A in the curves too."""
     law = fit.fit_run(run, A=A, grid=grid)
-    draws = posterior(law, A)
+    draws = posterior(law)
     rising = np.isfinite(draws.C_mid)
     bands = {}
     for name in ("A", "B", "C_mid"):
@@ -250,7 +247,7 @@ def least_noise(law):
         return 0.0
     R = law.run.reward[law.kept]
     mean = (n * R.sum() + 1) / (n * len(R) + 2)
-    return float(np.sqrt(mean * (1 - mean) / n))
+    return np.sqrt(mean * (1 - mean) / n)
 
 
 # ---- What the points say ----
@@ -265,21 +262,21 @@ def peak(law):
 
     A fall is a loss beyond what noise would make of a steady run, and of a tenth of the gain up to the peak or more."""
     R = law.fitted.R
-    width = min(len(R), max(3, len(R) // 8))
+    width = max(3, len(R) // 8)
     mean = np.convolve(R, np.ones(width) / width, "valid")
-    bends = np.diff(R, min(2, len(R) - 1))  # 0 on a straight line: a steady rise is no noise
+    bends = np.diff(R, 2)  # 0 on a straight line: a steady rise is no noise
     noise = np.median(abs(bends)) / 1.652  # 1.652: their median size for standard normal R
     best = mean.argmax()
     loss = mean[best] - mean[-1]
     if loss <= max(0.01, 4 * noise * np.sqrt(2 / width), 0.1 * (mean[best] - law.fitted.R_0)):
         return None
     top = best + R[best : best + width].argmax()  # not the mean of evaluations on both sides of a collapse
-    return Peak(float(np.exp(law.fitted.u[top])), float(R[top]), float(R[max(top + 1, len(R) - width) :].mean()))
+    return Peak(np.exp(law.fitted.u[top]), R[top], R[max(top + 1, len(R) - width) :].mean())
 
 
 def gains(law):
     """Do the points rise? True if the level now lies above R_0 in 95 % of the curves."""
-    return bool((law.draws.level > law.draws.R_0).mean() >= 0.95)
+    return (law.draws.level > law.draws.R_0).mean() >= 0.95
 
 
 def rises(law):
@@ -317,8 +314,8 @@ def readable(law):
     1 if it is not even there."""
     multiples = np.geomspace(1, FARTHEST, 61)
     low, high = law.band(multiples * law.span[1])
-    far = np.append(high - low > 2 * CLOSE, True)
-    return float(multiples[max(far.argmax() - 1, 0)])
+    far = np.cumsum(high - low > 2 * CLOSE)
+    return multiples[far == 0].max(initial=1)
 
 
 def reach(law, R):
@@ -329,8 +326,9 @@ def reach(law, R):
     C = law.span[1] * np.geomspace(1, SOUGHT, 201)
     there = law.curves(C) >= R
     first = np.where(there.any(0), C[there.argmax(0)], np.inf)
-    at = dict(zip(("C_low", "C", "C_high"), np.quantile(first, (0.05, 0.5, 0.95), method="inverted_cdf").tolist()))
-    return {"R": R, "P": float(there.any(0).mean())} | {k: x if np.isfinite(x) else None for k, x in at.items()}
+    ends = np.quantile(first, (0.05, 0.5, 0.95), method="inverted_cdf").tolist()
+    low, middle, high = (x if np.isfinite(x) else None for x in ends)
+    return {"R": R, "P": there.any(0).mean(), "C_low": low, "C": middle, "C_high": high}
 
 
 def stop_rule(law, times=2):
@@ -346,7 +344,7 @@ def stop_rule(law, times=2):
         return None, "the points fall" if peak(law) else "no gain yet"
     late = law.kept & (law.run.compute > 0.8 * last)
     then = law.curves((times - 0.1) * last) + law.draws.noise * law.draws.error / np.sqrt(late.sum())
-    P = float((then - law.run.reward[late].mean() < GAIN).mean())
+    P = (then - law.run.reward[late].mean() < GAIN).mean()
     unclear = f"cannot tell yet; look again at C = {1.5 * last:.4g}"
     return P, "stop" if P >= STOP else "go on" if P <= GO_ON else unclear
 
@@ -367,9 +365,16 @@ def hindcast(law, last=1):
     measured = law.run.reward[-last:].mean()
     value = law.median(C)
     low, high = law.band(C, mean_of=last)
-    row = {"C": C, "forecast": value, "low": low, "high": high, "measured": measured, "error": value - measured}
-    row |= {"points": law.points, "inside": low <= measured <= high}
-    return {name: np.asarray(x).item() for name, x in row.items()}
+    return {
+        "C": C,
+        "forecast": value,
+        "low": low,
+        "high": high,
+        "measured": measured,
+        "error": value - measured,
+        "points": law.points,
+        "inside": bool(low <= measured <= high),
+    }
 
 
 # ---- Which is better? ----
@@ -383,21 +388,22 @@ def compare(laws, C=None):
     compute of the shortest run). Returns the Forecasts, refitted where A was fixed, and a sentence about the best two.
     """
     C = C or 2 * min(law.span[1] for law in laws)
-    what, rest = f"the forecast at C = {C:.4g}", []
-    rows = [(law.median(C), *law.band(C), law) for law in laws]
+    what, others = f"the forecast at C = {C:.4g}", []
+    values = {law: (law.median(C), *law.band(C)) for law in laws}
     if not any("A" in known(law) for law in laws):
         what = "A"
-        rows = [(np.median(law.draws.A), *law.bands["A"], law) for law in laws]
-        most = max(row[0] for row in rows)
-        close = [(A, law) for A, *_, law in rows if most - A <= SAME_A]
+        values = {law: (np.median(law.draws.A), *law.bands["A"]) for law in laws}
+        most = max(values.values())[0]
+        close = [law for law in laws if most - values[law][0] <= SAME_A]
         if len(close) > 1:
-            common = np.mean([A for A, _ in close])
+            common = np.mean([values[law][0] for law in close])
             what = f"B at the common A = {common:.3f}"
-            rest = [law for A, *_, law in rows if most - A > SAME_A]
-            fixed = [forecast_run(law.run, A=common) for _, law in close]
-            rows = [(np.median(law.draws.B), *law.bands["B"], law) for law in fixed]
-    rows.sort(key=lambda row: row[0], reverse=True)
-    best, second = rows[:2]
-    tell = "and the data can tell" if best[1] > second[2] else "but the data cannot tell: the bands overlap"
-    better = f"{best[3].run.name} scales better than {second[3].run.name} by {what}, {tell}. {SEEDS}"
-    return [row[3] for row in rows] + rest, better
+            others = [law for law in laws if law not in close]
+            fixed = [forecast_run(law.run, A=common) for law in close]
+            values = {law: (np.median(law.draws.B), *law.bands["B"]) for law in fixed}
+    laws = sorted(values, key=lambda law: values[law][0], reverse=True)
+    best, second = laws[:2]
+    tell = "but the data cannot tell: the bands overlap"
+    if values[best][1] > values[second][2]:
+        tell = "and the data can tell"
+    return laws + others, f"{best.run.name} scales better than {second.run.name} by {what}, {tell}. {SEEDS}"

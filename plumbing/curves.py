@@ -162,8 +162,8 @@ def draw(laws, path, until=None):
     rate = figures.RATE if all(law.run.ends == (0, 1) for law in laws) else "reward R"
     axis = f"compute C ({figures.called(laws[0].run.unit)})"
     panels = [
-        (f"Fit of all points, and the forecast\n{figures.BAND}", axis, rate, curves),
-        (f"Forecast made at half of the compute, and what followed\n{figures.BAND}", axis, rate, early),
+        (f"Fit of all points, and the forecast\n{figures.LEGEND}", axis, rate, curves),
+        (f"Forecast made at half of the compute, and what followed\n{figures.LEGEND}", axis, rate, early),
     ]
     figures.save(path, ", ".join(law.run.name for law in laws), panels, alike=True)
 

@@ -4,15 +4,16 @@
 """
 
 import os
-import textwrap
 from collections import defaultdict, namedtuple
 from functools import partial
+from itertools import compress, cycle
 from pathlib import Path
 
 import numpy as np
 
 import fit
 import forecast
+from plumbing.foreign_logs import led_on
 from plumbing.log import read_rows
 
 os.environ["MPLBACKEND"] = "agg"  # figures are files; a notebook's backend may not even be there
@@ -28,7 +29,7 @@ TABLE_1 = {  # A, B, C_mid (GPU-hours)
 A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
 RATE = "pass rate R"
 HOURS = "compute C (GPU-hours)"
-BAND = "90 % band of the curve"
+LEGEND = "dashed: median forecast, and the 90 % band of the curve\nhollow: not fitted; crosses: measured later"
 # Okabe and Ito's colours, which colour-blind readers can tell apart; grey replaces their yellow, too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = "os^DvPX"  # seven, so that with eight colours no two of 56 curves look alike
@@ -46,44 +47,27 @@ def called(unit):
 def draw(ax, title, xlabel, ylabel, curves):
     """Draw a panel, its legend below it. Of the points that the fit left out those before it are hollow, and those that
     came later are crosses."""
-    from matplotlib import ticker  # here, as most calls of fit.py draw nothing
+    from matplotlib.ticker import LogLocator  # here, as most calls of fit.py draw nothing
 
-    hollow = later = dashed = False
-    looks = zip(COLOURS * len(curves), MARKERS * len(curves))
-    for place, ((label, law, (start, fitted_to, end), points, band), (colour, marker)) in enumerate(zip(curves, looks)):
-        for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
+    for (label, law, (start, fitted_to, end), points, band), colour, marker in zip(
+        curves, cycle(COLOURS), cycle(MARKERS)
+    ):
+        for style, *span in (("-", start, fitted_to), ("--", fitted_to, end)):
             x = np.geomspace(*span, 200)
-            ax.plot(x, law(x), style, color=colour, lw=1.3, zorder=3 - (1 + place) / 1000)  # the first on top
-            if band:
-                ax.fill_between(x, *band(x), color=colour, alpha=0.36 / max(2, len(curves)), lw=0)
-                ax.plot(x, np.transpose(band(x)), color=colour, lw=0.6, alpha=0.7)
+            ax.plot(x, law(x), style, color=colour, lw=1.3)
+        if band:
+            ax.fill_between(x, *band(x), color=colour, alpha=0.2, lw=0)
         x, y = np.array(points)
-        fitted, ahead = (x >= start) & (x <= fitted_to), x > fitted_to
-        # A running mean if the points are noisier than the rise, or no curve is drawn: then the rise is nan.
-        if len(x) >= 2 * PARTS and not np.std(np.diff(y)) / np.sqrt(2) <= np.ptp(law(x[fitted])):
-            ax.plot(x, running_mean(y), color=colour, lw=2.5, alpha=0.5)
-        before = ~fitted & ~ahead
-        ax.scatter(x[fitted], y[fitted], 12, colour, marker=marker, zorder=3)
-        ax.scatter(x[before], y[before], 12, "none", marker=marker, edgecolors=colour, lw=0.7, zorder=3)
-        ax.scatter(x[ahead], y[ahead], 16, colour, marker="x", lw=0.9, zorder=3)
-        ax.plot([], [], "-", marker=marker if len(x) else "", color=colour, ms=4, label=label)
-        hollow, later, dashed = hollow or before.any(), later or ahead.any(), dashed or end > fitted_to
-    keys = (
-        (dashed, "--", "dashed line: median forecast"),
-        (hollow, "o", "hollow points: not fitted"),
-        (later, "x", "crosses: measured later"),
-    )
-    for there, style, label in keys:
-        if there:
-            ax.plot([], [], style, color="black", mfc="none", ms=4, mew=0.7, label=label)
+        looks = {"color": colour, "ms": 4}
+        before, later = x < start, x > fitted_to
+        fitted = ~before & ~later
+        ax.plot(x[fitted], y[fitted], marker, **looks)
+        ax.plot(x[before], y[before], marker, **looks, mfc="none")
+        ax.plot(x[later], y[later], "x", **looks)
+        ax.plot([], [], "-", marker=marker if len(x) else "", **looks, label=label)
     ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter="{x:g}", minor_formatter="")
     ax.set_title(title, fontsize=10)
-    low, high = ax.get_xlim()
-    subs = (1,) if high > 1e3 * low else (1, 3)  # over three decades, labels at 3 have no room
-    ticks = lambda x, _: f"{x:.15g}"  # noqa: E731  0.03 and 300
-    if high >= 1e4:
-        ticks = ticker.LogFormatterSciNotation(minor_thresholds=(4, 4))  # 3 x 10^5
-    ax.xaxis.set(major_locator=ticker.LogLocator(subs=subs), major_formatter=ticks, minor_formatter="")
     ax.grid(alpha=0.25)
     ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=1 + (len(curves) > 4))
 
@@ -100,7 +84,7 @@ def save(path, title, panels, alike=False):
     columns = -(-len(panels) // rows)
     height = 4.2 + 0.18 * (most if most < 5 else -(-most // 2))  # the legend's lines
     figure = Figure(figsize=(5.6 * columns, height * rows), layout="constrained")
-    figure.suptitle(textwrap.fill(title, 70 * columns))
+    figure.suptitle(title, wrap=True)
     for place, panel in enumerate(panels, 1):
         shared = figure.axes[0] if alike and figure.axes else None
         draw(figure.add_subplot(rows, columns, place, xscale="log", sharey=shared), *panel)
@@ -111,7 +95,7 @@ def save(path, title, panels, alike=False):
 def scaling(law, end):
     """A Forecast as a Curve up to `end`: the fit, led to the median of the forecast at the last fitted point as the
     walk's mean is, straight in log C; from there on the median and its 90 % band. If the fit is a jump it is the median
-    throughout. A run that falls or has no gain yet is drawn as its points."""
+    throughout. A run that falls or has no gain yet is drawn as its running mean."""
     own = law.run.own
     C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
     known = forecast.known(law)
@@ -119,7 +103,8 @@ def scaling(law, end):
     first, last = law.span
     if not forecast.rises(law):
         label = f"{law.run.name}: {known['A'].partition(':')[0]}"
-        return Curve(label, lambda C: np.full(np.shape(C), np.nan), (first, last, last), (C, own(R)))
+        line = lambda at: np.interp(np.log(at), np.log(C), own(running_mean(R)))  # noqa: E731
+        return Curve(f"{label} (line: running mean)", line, (first, last, last), (C, own(R)))
     if "A" in known:
         label = f"{law.run.name}: {known['A'].rstrip('.')}"
     off = law.median(last) - law.predict(last)
@@ -130,15 +115,12 @@ def scaling(law, end):
             line = np.where(C < last, law.predict(C) + off * np.log(C / first) / np.log(last / first), line)
         return own(line)
 
-    def band(C):
-        return tuple(own(np.where(C < last, np.nan, law.band(C))))
-
-    return Curve(label, value, (first, last, end), (C, own(R)), band)
+    return Curve(label, value, (first, last, end), (C, own(R)), lambda C: own(law.band(C)))
 
 
 def asymptote(law, end):
     """[A of a Forecast as a Curve from the last point to `end`], or [] if the points do not tell A."""
-    if "A" in forecast.known(law) or end <= law.span[1]:
+    if "A" in forecast.known(law):
         return []
     A, low, high = law.run.own([law.A, *law.bands["A"]])
     return [Curve(f"A, 90 % band {low:.3f} to {high:.3f}", lambda C: A + 0 * C, (law.span[1], end, end))]
@@ -166,7 +148,7 @@ PAGE = {  # title -> columns of the log's rows
     "share of the time without work": ["idle_generators", "idle_trainers"],
     "seconds": ["seconds", "seconds_generate", "seconds_train", "seconds_publish"],
 }
-PARTS = 25  # a thick line is the running mean over a part of the run
+PARTS = 25  # a running mean is over a part of the run
 
 
 def running_mean(y):
@@ -176,54 +158,40 @@ def running_mean(y):
 
 
 def columns(rows):
-    """{column of `PAGE`: [(step, value)], from the last step on} of the rows of a log."""
+    """{column of `PAGE`: [(step, value)]} of the rows of a log that led to its end."""
+    rows = [row for row in rows if row.get("kind") in ("step", "eval")]
+    led = led_on(np.array([row["step"] + (row["kind"] == "eval") / 2 for row in rows]))  # an evaluation ends its step
     series = defaultdict(list)
-    first = np.inf, True
-    for row in reversed(rows):
-        at = row.get("step", np.inf), row.get("kind") == "eval"
-        if row.get("kind") in ("step", "eval") and at < first:  # else the run was resumed from before it
-            first = at
-            if at[1]:
-                row = {"evaluated": row["pass_rate"]}
-            elif stale := row.get("staleness"):
-                row = row | {"staleness": np.average(list(map(int, stale)), weights=list(stale.values()))}
-            for name, value in row.items():
-                if isinstance(value, (int, float)):  # None: it was nan, or the step trained on no token
-                    series[name].append((at[0], value))
+    for row in compress(rows, led):
+        values = row
+        if row["kind"] == "eval":
+            values = {"evaluated": row["pass_rate"]}
+        elif stale := row.get("staleness"):
+            values = row | {"staleness": np.average(list(map(int, stale)), weights=list(stale.values()))}
+        for name, value in values.items():
+            if isinstance(value, (int, float)):  # None: it was nan, or the step trained on no token
+                series[name].append((row["step"], value))
     return series
-
-
-def constant(y):
-    """Whether y (n,), the last step first, keeps to within a hundredth. Of a few steps nobody can tell."""
-    y = running_mean(y)[: -len(y) // PARTS]  # the first steps apart
-    return len(y) > PARTS and np.allclose(y, y[0], 0.01)
 
 
 def page(log, path):
     """Draw what a run's log.jsonl says of each step: thin as logged, thick as a running mean.
 
-    What the log lacks is left out, and constants stand in the title. Raises BadInput for a log without any step."""
+    What the log lacks is left out. Raises BadInput for a log without any step."""
     from matplotlib.figure import Figure
 
-    series = {name: np.array(points).T for name, points in columns(read_rows(log)[0]).items()}
+    series = columns(read_rows(log)[0])
     if "pass_rate" not in series:
         raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step)")
-    constants = []
-    panels = defaultdict(list)
-    for panel, name in [(panel, name) for panel, names in PAGE.items() for name in names if name in series]:
-        if constant(series[name][1]):
-            constants.append(f"{name} {series[name][1][0]:.3g}")
-        else:
-            panels[panel].append(name)
-    across = -(-len(panels) // 2)
+    panels = {title: there for title, names in PAGE.items() if (there := [name for name in names if name in series])}
     figure = Figure(figsize=(21, 7.2))
     # Room for the titles and the numbers at the axes; to measure these would double the time of the drawing.
     figure.subplots_adjust(0.03, 0.05, 0.99)
-    figure.suptitle(f"{log}, by optimizer step (thick: running mean)\nconstant: {', '.join(constants) or 'nothing'}")
+    figure.suptitle(f"{log}, by optimizer step (thick: running mean)")
     for place, (panel, names) in enumerate(panels.items(), 1):
-        ax = figure.add_subplot(2, across, place, title=panel)
+        ax = figure.add_subplot(2, -(-len(panels) // 2), place, title=panel)
         for name, colour in zip(names, COLOURS):
-            x, y = series[name]
+            x, y = np.transpose(series[name])
             ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
             ax.plot(x, running_mean(y), color=colour, label=name)
         ax.legend()
@@ -294,6 +262,6 @@ def published(folder):
     panels = []
     for start, stop, A in ((1500, 50000, "A = 1.0"), (5000, 50000, "A = 0.74"), (30000, 60000, "right")):
         law = forecast.forecast_run(samples(0.0005)._replace(start=start, stop=stop))
-        title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})\n{BAND}"
+        title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})\n{LEGEND}"
         panels.append((title, HOURS, RATE, [scaling(law, 1e5), power_law(law, 1e5)]))
     write("a4", "A.4 (samples of the bs2048 fit of Table 1; R_0 = 0.39 and noise 0.0005 are ours)", *panels)

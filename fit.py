@@ -282,14 +282,12 @@ def _taken(run, A):
     C, R = run.compute, run.reward
     taken = (C == C[:1]) & (run.r0 is None)  # C = 0, or the first if that is missing
     keep = _in_range(run, taken)
-    if (R == 1).all():
-        raise BadInput(f"{run.name}: the reward is {run.ends[1]:g} throughout: nothing is left to learn")
     R_0 = R[taken].mean() if run.r0 is None else run.r0
     least = min(R_0, R[keep].min()) if run.r0 is None else R_0
     high = 1.0 if A is None else A
     if not 0 <= least < high:
-        bounds = f"expected 0 <= R_0 < A <= {high:g}"
-        raise BadInput(f"{run.name}: got R_0 = {least:g}, {bounds}: otherwise there is nothing to gain")
+        bounds = f"expected {run.own(0):g} <= R_0 < A <= {run.own(high):g}"
+        raise BadInput(f"{run.name}: got R_0 = {run.own(least):g}, {bounds}: otherwise nothing is left to gain")
     at, means, count = averaged(C[keep], R[keep])
     return Points(np.log(at), means, count, R_0, taken.sum() or EXACT, A), keep
 

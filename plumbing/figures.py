@@ -49,9 +49,8 @@ def draw(ax, title, xlabel, ylabel, curves):
     came later are crosses."""
     from matplotlib.ticker import LogLocator  # here, as most calls of fit.py draw nothing
 
-    for (label, law, (start, fitted_to, end), points, band), colour, marker in zip(
-        curves, cycle(COLOURS), cycle(MARKERS)
-    ):
+    styles = zip(cycle(COLOURS), cycle(MARKERS))
+    for (label, law, (start, fitted_to, end), points, band), (colour, marker) in zip(curves, styles):
         for style, *span in (("-", start, fitted_to), ("--", fitted_to, end)):
             x = np.geomspace(*span, 200)
             ax.plot(x, law(x), style, color=colour, lw=1.3)
@@ -99,14 +98,15 @@ def scaling(law, end):
     own = law.run.own
     C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
     known = forecast.known(law)
-    label = f"{law.run.name}: A = {own(law.A):.3f}" + ("" if "B" in known else f", B = {law.B:.2f}")
     first, last = law.span
     if not forecast.rises(law):
-        label = f"{law.run.name}: {known['A'].partition(':')[0]}"
+        label = f"{law.run.name}: {known['A'].partition(':')[0]} (line: running mean)"
         line = lambda at: np.interp(np.log(at), np.log(C), own(running_mean(R)))  # noqa: E731
-        return Curve(f"{label} (line: running mean)", line, (first, last, last), (C, own(R)))
-    if "A" in known:
-        label = f"{law.run.name}: {known['A'].rstrip('.')}"
+        return Curve(label, line, (first, last, last), (C, own(R)))
+    told = known.get("A", f"A = {own(law.A):.3f}")
+    label = f"{law.run.name}: {told.rstrip('.')}"
+    if not known:
+        label += f", B = {law.B:.2f}"
     off = law.median(last) - law.predict(last)
 
     def value(C):

@@ -98,7 +98,7 @@ def test_shares_of_compute_and_a_stop_beyond_the_run():
     ([-1, 1, 2, 3, 4, 5], [0.1] * 6, {}, "C >= 0"),
     ([3] * 4 + [5] * 4, np.linspace(0, 1, 8), {}, "1 values of compute"),
     (range(8), np.linspace(0, 80, 8), {}, "--scale percent"),
-    (range(8), [1.0] * 8, {}, "the reward is 1 throughout: nothing is left to learn"),
+    (range(8), [1.0] * 8, {}, "got R_0 = 1, expected 0 <= R_0 < A <= 1: otherwise nothing is left to gain"),
     (range(8), np.linspace(0, 0.5, 8), {"r0": np.nan}, "R_0 = nan"),
     (range(8), np.linspace(0.5, 0.9, 8), {"A": 0.4}, "R_0 < A <= 0.4"),
 ])  # fmt: skip

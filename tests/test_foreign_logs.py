@@ -129,6 +129,8 @@ def test_what_is_left_out_or_sorted_is_said():
     assert run.notes[:-1] == ("rows left out without a number for acc or step: 2",) and list(run.reward) == R
     run = read(table([*ROWS[:3], ROWS[4], ROWS[3], *ROWS[5:]]))
     assert run.notes[:-1] == ("the rows were sorted by step",) and list(run.reward) == R
+    run = read(table(reversed(ROWS), "hours acc"), "hours")  # a compute puts them in order too
+    assert run.notes[:-1] == ("the rows were sorted by hours",) and list(run.reward) == R
 
 
 def test_of_a_run_that_was_resumed_once_or_many_times_the_last_of_repeated_steps_counts():

@@ -176,20 +176,24 @@ def show_plan(args):
 
 
 def try_reward(args, prompt):
-    """Have --reward grade a prompt's answer; returns a warning, as a list, if it raises: that may be this prompt.
+    """Have --reward grade a prompt's answer, and an empty completion, which is hardly right.
 
-    Raises ValueError for a reward that can never give a verdict.
+    Returns a warning, as a list, if it raises: that may be this prompt. Raises ValueError for a reward that takes too
+    long, or gives something else than a value from 0 to 1 or None.
     """
-    [score] = scorer.verdicts([(prompt.answer, prompt)], timeout=args.verify_timeout, own=args.reward)
-    if score.timed_out:
-        limits = f"its file and first call {user_reward.FIRST_SECONDS:g} s, or a call --verify-timeout"
-        raise ValueError(f"--reward {args.reward}: longer than expected: {limits}")
-    if score.error.startswith(f"{user_reward.OWN} raised"):
-        left_out = "What it raises is no verdict, and the prompt's group is left out"
-        return [f"WARNING: {score.error} on the first row, with its answer as completion. {left_out}"]
-    if score.error not in ("", user_reward.OWN):
-        raise ValueError(f"--reward {args.reward}: {score.error.removeprefix(f'{user_reward.OWN}: ')}")
-    return []
+    pairs = [(completion, prompt) for completion in (prompt.answer, "")]
+    warnings = []
+    for score in scorer.verdicts(pairs, timeout=args.verify_timeout, own=args.reward):
+        if score.timed_out:
+            limits = f"its file and first call {user_reward.FIRST_SECONDS:g} s, or a call --verify-timeout"
+            raise ValueError(f"--reward {args.reward}: longer than expected: {limits}")
+        if score.error.startswith(f"{user_reward.OWN} raised"):
+            left_out = "What it raises is no verdict, and the prompt's group is left out"
+            completion = f"with the completion {score.completion.text[:60]!r}"
+            warnings.append(f"WARNING: {score.error} on the first row, {completion}. {left_out}")
+        elif score.error not in ("", user_reward.OWN):
+            raise ValueError(f"--reward {args.reward}: {score.error.removeprefix(f'{user_reward.OWN}: ')}")
+    return warnings[:1]
 
 
 def generates(args):

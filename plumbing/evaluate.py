@@ -30,6 +30,7 @@ from verify.graders import NO_FAILURE, OWN, TASKS
 
 TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
 ENOUGH = 100  # completions of a first evaluation after which it is known whether a run can learn anything
+FAILED = 0.1  # a run ends if a larger share of the first completions gets no verdict
 KINDS = ("right", "wrong", "truncated")
 SHOWN = 3  # completions
 LENGTH = 200  # characters of a text that is shown
@@ -95,6 +96,9 @@ def note(store, score, args):
     rollout = score.completion
     if score.value or score.marked and not rollout.interrupted:
         store.count("first/hopeful", 1)
+    if score.error not in ("", OWN):  # a reward of one's own may say so on purpose
+        store.put({"first/error": score.error})
+        store.count("first/failed", 1)
     kind = "truncated" if rollout.truncated else "right" if score.value else "wrong"
     number = store.count(f"first/{kind}", 1)
     if number <= SHOWN:
@@ -111,6 +115,8 @@ def as_shown(kind, score, args):
         read = f"nothing, since it lacks {args.think_end!r}"
     elif args.reward:
         read = "what --reward reads"
+    elif score.error or score.timed_out:  # here a grader has neither a guard nor a time limit
+        read = score.error or "nothing within --verify-timeout"
     else:
         graded = TASKS[score.grader].grade(answer, prompt.answer)
         read = repr((graded if isinstance(graded, str) else answer.strip())[-LENGTH:])
@@ -150,7 +156,12 @@ class FirstLook:
         counts = {kind: self.store.count(f"first/{kind}") for kind in KINDS}
         total = sum(counts.values())
         hopeful = self.store.count("first/hopeful")  # read last, since it is counted first
-        if total and counts["truncated"] == total:
+        failed = self.store.count("first/failed")
+        if failed > FAILED * total:
+            [error] = self.store.take(["first/error"])
+            problem = f"of the first {total} completions {failed} got no verdict: {error}"
+            ends = True
+        elif total and counts["truncated"] == total:
             problem = ALL_TRUNCATED.format(total=total)
             ends = total >= ENOUGH
         elif total and not hopeful:

@@ -303,6 +303,7 @@ TRUNCATION = 0.1  # A.15
 TRUNCATED_STEPS = 10  # steps whose shares of truncated completions are averaged
 FLAT_STEPS = 10  # batches in a row without gradient before a warning
 UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
+UNGRADED = 0.1  # or a --reward on a larger share of the prompts of an evaluation
 SKIPPED_STEPS = 5  # in a row without a finite gradient, after which a run stops
 FAR = math.log(2)  # nats: a step is warned of with a larger mean |log rho| of its youngest tokens (kept runs: <= 0.56),
 JUMP = 5.0  # if it is so many times the median of the last ten. With stale tokens it rises too, but step by step
@@ -399,10 +400,11 @@ class Monitor:
             if shown not in self.shown:
                 self.shown.add(shown)
                 self.write("NO VERDICT {where}: {error}".format(**failure))
-        if failed > UNVERIFIED * max(100, groups):
-            errors = [failure["error"] for failure in row["failures"] if failure["verifier"]]
+        own = sum(failure["own"] for failure in row["failures"])
+        if failed > UNVERIFIED * max(100, groups) or row["kind"] == "eval" and own > UNGRADED * groups:
+            errors = [failure["error"] for failure in row["failures"] if failure["verifier"] or failure["own"]]
             error = statistics.mode(errors or ["see `failures` in the log"])
-            self.stop(f"the verifier failed on {failed} groups: {error}")
+            self.stop(f"the verifier failed on {failed or own} groups: {error}")
 
     def check_answers(self, row):
         """A validation without any verdict ends the run."""

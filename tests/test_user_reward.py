@@ -118,6 +118,9 @@ def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_l
     )
     assert warning.startswith(f"WARNING: {OWN} raised KeyError: '17' (rewards.py, line 3)")
     assert tried(write("def grade(prompt, completion, answer): return None")) == []
+    refuses(
+        "got -1 of type int", tried, write("def grade(completion, answer): return 1 if answer in completion else -1")
+    )
 
 
 TAKEN = {  # a signature -> what it gets of prompt "?", completion "17" and answer "18"
@@ -177,14 +180,20 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_trains_on_a_graded_reward_and_names_the_rows_on_which_it_fails(write, run):
-    spec = write("def grade(answer, prompt, completion): return 0.125 + (completion[-1] in '02468') * (answer > '2')")
+    spec = write("def grade(answer, prompt, completion): return 0.125 + (prompt[0] == '7')")
     status, log, shown = run(Path(spec).name)  # found from the working folder
     steps = [row for row in log if row["kind"] == "step"]
     assert status == 0 and len(steps) == 2 and all(row["unverified"] for row in steps)
-    assert all(row["pass_rate"] <= 0.125 and row["reward"] == pytest.approx(2 * row["pass_rate"] - 1) for row in steps)
+    assert all(row["pass_rate"] == 0.125 and row["reward"] == -0.75 for row in steps)
     failures = [failure for row in steps for failure in row["failures"]]
     assert all("got 1.125" in failure["error"] and failure["where"].startswith("tiny") for failure in failures)
     assert shown.count("NO VERDICT tiny") == 1
+
+
+def test_a_reward_that_fails_on_many_completions_ends_the_run_before_it_trains(write, run):
+    spec = write("def grade(completion, answer): return 1 if answer in completion else -1 if completion else 0")
+    status, log, shown = run(spec)
+    assert status == 1 and not log and "completions" in shown and "no verdict" in shown and "got -1" in shown
 
 
 def test_a_validation_without_any_verdict_ends_in_one_line(write, run):

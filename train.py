@@ -199,7 +199,7 @@ class Trainer:
         if not (processes.rank or args.virtual):
             self.log.observers.append(evaluate.Projection(args, self.log.screen.write))
         self.decoder = evaluate.trainer_decodes(args, processes, self.policy, generate)
-        self.log("config", step=self.version, flags=vars(args), **build.provenance(prompts, processes.world))
+        self.log("config", step=self.version, flags=vars(args), **build.provenance(prompts, args, processes.world))
 
     # --- One optimizer step
 

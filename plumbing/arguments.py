@@ -6,6 +6,7 @@ Test: pytest tests/test_settings.py
 import argparse
 import os
 import sys
+from collections import Counter
 from contextlib import suppress
 from difflib import get_close_matches
 
@@ -25,6 +26,15 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options):
         steady_streams()
         super().__init__(**options)
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse's; ends for a flag that is given twice, of which the last would count alone."""
+        typed = Counter(word.partition("=")[0] for word in (sys.argv[1:] if args is None else args))
+        for action in self._actions:
+            once = not isinstance(action, argparse._AppendAction)
+            if once and sum(typed[flag] for flag in action.option_strings) > 1:
+                self.error(f"{action.option_strings[-1]} is given twice; expected it once, with all its values")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message):
         if message.startswith("unrecognized arguments: "):

@@ -118,7 +118,7 @@ def prepare(args):
     )
     if not args.evaluate:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
-        check_same_data(prompts, Path(args.out) / "log.jsonl")
+        check_same_data(prompts, args)
     if args.reward:
         notes += try_reward(args, prompts.validation[0])
     elif torchrun("LOCAL_RANK") == 0:
@@ -129,9 +129,22 @@ def prepare(args):
     return Settings(**vars(args) | {"notes": notes}), prompts
 
 
-def check_same_data(prompts, log):
-    """Raise ValueError if the run of this log, which is resumed if there is one, had other prompts."""
-    logged = last_start(log).get("prompts", {}) if log.exists() else {}
+def own_code(args):
+    """A hash of the files of --loss and --reward, None without one."""
+    files = [Path(user_reward.parsed(spec)[0]) for spec in (args.loss, args.reward or "") if ":" in spec]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else None
+
+
+def check_same_data(prompts, args):
+    """Raise ValueError if a run that is resumed had other prompts, or other code of its user's."""
+    log = Path(args.out) / "log.jsonl"
+    start = last_start(log) if log.exists() else {}
+    if start.get("own_code") not in (None, own_code(args)):
+        raise ValueError(
+            f"--resume: expected --loss and --reward as they were in the run in {log.parent}, got files that have "
+            "changed since. Undo that, or start a new run from its weights by --model"
+        )
+    logged = start.get("prompts", {})
     if logged.get("fingerprint") not in (None, fingerprint(prompts)):
         expected = f"expected the prompts and answers of the run in {log.parent}: {logged.get('train')} to train on"
         raise ValueError(
@@ -302,7 +315,8 @@ def read_tokenizer(folder, args, notes):
     for text in args.template:
         name, equals, value = text.partition("=")
         if not equals or name not in re.findall(r"\w+", template):
-            raise ValueError(f"--template {text}: expected NAME=VALUE, with a NAME that the chat template has")
+            has = "a NAME that the chat template has" if template else "a model that has a chat template"
+            raise ValueError(f"--template {text}: expected NAME=VALUE, and {has}")
         variables[name] = loaded(value)
     tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **variables)
     return tokenizer
@@ -406,7 +420,7 @@ def make_scorer(args):
     )
 
 
-def provenance(prompts, world):
+def provenance(prompts, args, world):
     """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts.
 
     world  number of its processes
@@ -429,4 +443,5 @@ def provenance(prompts, world):
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     threads = torch.get_num_threads()
-    return {"world": world, "threads": threads, "commit": commit, "versions": versions, "prompts": sizes}
+    about = {"world": world, "threads": threads, "commit": commit, "versions": versions, "own_code": own_code(args)}
+    return about | {"prompts": sizes}

@@ -264,10 +264,16 @@ def damage(folder):
             least = part.offset + part.length
             if (size := (folder / name).stat().st_size) < least:
                 return f"{name} has {size} bytes, expected {least} or more"
-        for path in folder.glob("*.safetensors"):
-            name = path.name
+        for name in ("config.json", "tokenizer_config.json"):
+            (folder / name).stat()
+        index = folder / "model.safetensors.index.json"
+        shards = ["model.safetensors"]
+        if index.exists():
+            name = index.name
+            shards = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        for name in shards:
             # `safe_open` reads the header, which says how long the file must be. It takes no permission for no file.
-            with path.open("rb"), safe_open(path, "pt"):
+            with (folder / name).open("rb"), safe_open(folder / name, "pt"):
                 pass
     except FileNotFoundError:
         return f"{name} is missing"

@@ -21,6 +21,7 @@ import torch
 import data
 from loss import LOSSES, Loss
 from pipeline import OFF_POLICY, Fault, greatest_staleness
+from plumbing.arguments import option
 from plumbing.devices import restarts, torchrun, world_size
 from plumbing.log import others, step_of
 from plumbing.prompts import parse_source
@@ -36,8 +37,21 @@ def check_settings(args, given, asked):
     """Raise ValueError for what cannot work, before anything is loaded or spawned."""
     try_loss(args)
     sets = [parse_source(source) for source in args.data]
-    if "model" not in given and not {name for name, *_ in sets} <= data.EMBEDDED_TASKS.keys():
-        raise ValueError("--data FILE needs --model: the embedded base model knows only digits, + and -")
+    embedded = [name in data.EMBEDDED_TASKS for name, *_ in sets]
+    if "model" not in given and not all(embedded):
+        tasks = ", ".join(data.EMBEDDED_TASKS)
+        got = sets[embedded.index(False)][0]
+        raise ValueError(f"--data {got} is none of {tasks}; a file needs --model: the embedded one knows only digits")
+    tasks = [task for (_, _, task), ours in zip(sets, embedded) if task and (ours or args.reward)]
+    if tasks:
+        raise ValueError(f"--data NAME:WEIGHT:{tasks[0]}: no task is read of an embedded task, or beside --reward")
+    if all(embedded) and (
+        ignored := {"prompt_column", "answer_column", "choice_index", "skip_unusable"} & asked.keys()
+    ):
+        raise ValueError(f"{', '.join(map(option, ignored))}: not read with {' '.join(args.data)}, which is no file")
+    if args.length_control == "penalty" and args.length_cache > args.length_max:
+        got = f"--length-cache {args.length_cache} with --length-max {args.length_max}"
+        raise ValueError(f"{got}: expected no more than that: it is the part of the length in which the penalty rises")
     if args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked:
         raise ValueError("--no-fp32-head with --dtype float32: its head is float32; give --dtype bfloat16 too")
     if "generators" in asked and not args.virtual:
@@ -100,7 +114,10 @@ def try_loss(args):
     logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-3.0, -0.1, -1.5]], requires_grad=True)
     mask = torch.tensor([[True, True, True], [True, True, False]])
     batch = logprobs, torch.full((2, 3), -1.2), torch.tensor([1.0, -1.0]), mask
+    before = [tensor.clone() for tensor in batch]
     values = LOSSES[args.loss].objective(*batch, **args.clips)[mask]
+    if not all(map(torch.equal, batch, before)):
+        raise ValueError(f"--loss {args.loss}: expected its arguments unchanged, but it writes into one; use clone()")
     if not values.isfinite().all():
         raise ValueError(f"--loss {args.loss}: expected finite values where mask is True, got {values.tolist()}")
 
@@ -138,6 +155,8 @@ def check_folder(args, given):
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; expected a folder, or the name of one to be made")
+    if (out / "config.json").exists():
+        raise ValueError(f"--out {out} is the folder of a model or a checkpoint; expected that of a run, or a new one")
     if args.evaluate and (out / "evaluation.jsonl").exists():
         raise ValueError(f"{out} holds an evaluation already; give another --out")
     if args.evaluate or args.plan or given.get("resume"):

@@ -116,7 +116,9 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
                 row = json.loads(line, object_pairs_hook=unique)
             except (ValueError, RecursionError) as error:
                 check_text(place, line)
-                cause = "one JSON document over many lines, or a backslash that is not doubled, as in LaTeX"
+                cause = (
+                    "a file of another kind, packed or cut, a document over many lines, or LaTeX's single backslashes"
+                )
                 raise malformed(place, f"{line[:60]!r} ({error})", cause, EXPECTED) from error
             yield place, row
 

@@ -56,8 +56,14 @@ INTERRUPT, PENALTY = ("length_control", "interrupt"), ("length_control", "penalt
 # --- Values as they are typed ----------------------------------------------------------------------------------------
 
 
+def path_of(text):
+    if not text.strip():
+        raise ValueError("expected a path; likely cause: a shell variable that is not set")
+    return os.path.expanduser(text)
+
+
 def whole_path(text):
-    return os.path.abspath(os.path.expanduser(text))  # a run finds its files again from another folder
+    return os.path.abspath(path_of(text))  # a run finds its files again from another folder
 
 
 def folder_or_name(text):
@@ -226,10 +232,10 @@ class Settings:
     )
     seed: int = flag("of the order of training prompts and of sampling", EVALUATION, 0, least=0)
     out: str | None = flag(
-        "new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION, type=os.path.expanduser
+        "new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION, type=path_of
     )
     evaluate: str | None = flag(
-        "no training: mean@k, pass@k on --data", START | EVALUATION, type=os.path.expanduser, metavar="CHECKPOINT"
+        "no training: mean@k, pass@k on --data", START | EVALUATION, type=path_of, metavar="CHECKPOINT"
     )
     plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=fleet, metavar="NxGPU")
     resume: bool = flag(

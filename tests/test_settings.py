@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import DATA, ROOT, given, launched, qwen3, write_rows
+from safetensors.torch import save_file
 from started_runs import refused
 from torch.distributed.checkpoint.metadata import Metadata
 from transformers import AutoConfig
@@ -102,6 +103,9 @@ def past_run(out, flags="", **changes):
     (state / "run.json").write_text('{"version": 2, "stepped": true, "curriculum": {}}')
     (state / ".metadata").write_bytes(pickle.dumps(Metadata({}, storage_data={})))
     flags = vars(given(f"--out new {flags}")) | {"out": out}
+    for name in ("config.json", "tokenizer_config.json"):
+        (state.parent / name).write_text("{}")
+    save_file({}, state.parent / "model.safetensors")
     write_rows(Path(out, "log.jsonl"), [{"kind": "config", "flags": flags | changes}])
 
 

@@ -118,11 +118,10 @@ def lines_of(row):
             met += "measured: {measured:.3g}."
             lines.append(met.format(**half))
         lines.append("  A forecast is a median, with its 90 % band. Runs may deviate from Eq. 1.")
-    if row["readable"]:
-        near = "The forecast is not within ±{close:.3g} even now."
+        near = "  The forecast is not within ±{close:.3g} even now."
         if row["readable"] > 1:
-            near = "The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
-        lines.append("  " + near.format(**row))
+            near = "  The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
+        lines.append(near.format(**row))
     if "reach" in row:
         lines.append(f"  {reach_sentence(row['reach'], unit)}")
     return lines + [f"  note: {note}" for note in row["notes"]]

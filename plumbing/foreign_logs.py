@@ -2,7 +2,7 @@
 
     ours          the first row is of kind config and has flags; its evaluations are read, pass_rate over gpu_hours
     JSON          JSON Lines, or the only list of objects in one value; tasks.math: math in an inner object tasks
-    .csv, .tsv    the first line names the columns
+    .csv, .tsv    the first line names the columns, behind comments (#)
     tfevents      an event file of TensorBoard, if tensorboard is installed: its tags are columns beside `step`
 
     --reward, --x    the name of a column, or the last part of exactly one (acc for val/acc); --x row counts the rows

@@ -112,8 +112,8 @@ class Fit:
         return self.C_mid * np.exp(logit(share) / self.B)
 
 
-class PowerLaw(namedtuple("PowerLaw", "A B D ssr")):
-    """A fitted R_C = A - D / C^B (A.4); D in (unit of C)^B, ssr the sum of squared residuals."""
+class PowerLaw(namedtuple("PowerLaw", "A B D")):
+    """A fitted R_C = A - D / C^B (A.4); D in (unit of C)^B."""
 
     def predict(self, C):
         """Pass rate at compute C > 0, any shape."""
@@ -311,13 +311,13 @@ def fit_power_law(compute, reward, start=None, stop=None):
     middle = np.exp(np.log(C).mean())  # C^-B with C in units of it, against over- and underflow
 
     def cost(x):
-        return np.sqrt(n) * (PowerLaw(*x, ssr=0).predict(C / middle) - R)
+        return np.sqrt(n) * (PowerLaw(*x).predict(C / middle) - R)
 
     bounds = (0, B_MIN, -np.inf), (1, 20, np.inf)
     tries = [least_squares(cost, (R.mean(), B, 0.0), bounds=bounds) for B in (0.1, 0.5, 2)]
     best = min(tries, key=lambda solution: solution.cost)
     A, B, D = best.x.tolist()
-    return PowerLaw(A, B, float(D * middle**B), float(2 * best.cost))
+    return PowerLaw(A, B, D * middle**B)
 
 
 if __name__ == "__main__":  # the command line imports this file, never the other way round

@@ -57,6 +57,7 @@ WIDE = 0.25  # a wider band does not determine A
 BOUND = 0.97  # nor does one that reaches so far
 JUMP = 10  # a B above it is a jump between two points: the data do not determine it
 SEEDS = "This compares runs, not recipes: in the paper seeds differed by 0.01 in A and 10 % in B, elsewhere by more."
+SMALL = 0.05  # pass rates below it may be too small for the priors
 CLOSE = 0.05  # a forecast within +- this can be read
 FARTHEST = 100  # times the compute
 SOUGHT = 10  # times the compute: as far as `reach` looks
@@ -275,8 +276,10 @@ def peak(law):
 
 
 def gains(law):
-    """Do the points rise? True if the level now lies above R_0 in 95 % of the curves."""
-    return (law.draws.level > law.draws.R_0).mean() >= 0.95
+    """Do the points rise? True if the level now lies above R_0 in 95 % of the curves, and half of them follow Eq. 1.
+
+    The walk alone explains a rise that is small beside its steps and the noise, which no prior expects below 0.002."""
+    return (law.draws.level > law.draws.R_0).mean() >= 0.95 and np.isfinite(law.draws.C_mid).mean() >= 0.5
 
 
 def rises(law):
@@ -299,6 +302,9 @@ def known(law):
             text = "No gain: nothing is left to learn."
         elif not law.run.reward.any():
             text = "No gain yet: nothing was ever right."
+        elif (most := law.fitted.R.max()) < SMALL:
+            scale = f"{law.run.ends[0]:g}:{law.run.own(2 * most):.1g}"
+            text = f"No gain that can be told from none: for rewards as small as these, give --scale {scale}."
         return dict.fromkeys(("A", "B", "C_mid"), text)
     low, high = law.bands["A"]
     unknown = {}

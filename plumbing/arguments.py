@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         """As argparse's; ends for a flag of several values that is given twice, of which the last alone would count."""
         typed = Counter(word.partition("=")[0] for word in (sys.argv[1:] if args is None else args))
         for action in self._actions:
-            if action.nargs and sum(typed[flag] for flag in action.option_strings) > 1:
+            if action.nargs in ("+", "*") and sum(typed[flag] for flag in action.option_strings) > 1:
                 self.error(f"{action.option_strings[-1]} is given twice; expected it once, with all its values")
         return super().parse_known_args(args, namespace)
 

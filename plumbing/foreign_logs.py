@@ -43,7 +43,10 @@ def read_rows(path):
     """([{column: cell}], notes) of a file. BadInput for what cannot be read, OSError for what cannot be opened."""
     if "tfevents" in path.name:
         return from_events(path), []
-    text = path.read_bytes().decode("utf-8-sig", errors="replace")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise fit.BadInput(f"got no text, or not in UTF-8 (iconv -f ENCODING -t UTF-8); {FORMS}") from None
     return from_table(text) if path.suffix in (".csv", ".tsv") else from_json(text)
 
 
@@ -256,15 +259,19 @@ def check_resumed(name, steps):
         before = np.append(before[before < part[0]], part)
 
 
+def refuse_fall(name):
+    ways = "--cumulative rows if each row holds its own, --cumulative parts if it starts anew after a restart"
+    steps = "a run that repeats some of its rows needs a column of steps"
+    raise fit.BadInput(f"{name} falls while the rows go on, expected a running total; {ways}; {steps}")
+
+
 def check_compute(name, C):
     """Raise BadInput if C (n,), in order of the steps, does not rise from 0 on."""
     if C[0] < 0 or 1e9 < C[0] < C[-1] < 1.1 * C[0]:
         got = f"got {name} from {C[0]:.10g} to {C[-1]:.10g}, expected compute since the start, from 0 on"
         raise fit.BadInput(f"{got}; if it is a time of day, subtract that of the start; --x row counts the rows")
     if (np.diff(C) < 0).any():
-        got = f"{name} falls while the steps go on, expected a running total"
-        ways = "--cumulative rows if each row holds its own, --cumulative parts if it starts anew after a restart"
-        raise fit.BadInput(f"{got}; {ways}")
+        refuse_fall(name)
     if 2 * len(set(C)) <= len(C) > 1:
         got = f"{name} has {len(set(C))} values in {len(C)} rows, expected one for each"
         raise fit.BadInput(f"{got}; if it is rounded, --x row counts the rows")
@@ -309,7 +316,9 @@ def one_run(rows, notes, compute, reward, scale, cumulative, completions):
         rows = [rows[place] for place in by_step]
         R, C, steps, there = (column[by_step] for column in (R, C, steps, there))
         notes.append(f"the rows were sorted by {order}")
-    elif order not in STEPS and not falls:
+    elif order not in STEPS and falls:
+        refuse_fall(compute)
+    elif order not in STEPS:
         steps = numbers(rows, "row")  # a compute may be rounded
     there = np.flatnonzero(there)
     check_resumed(order, steps[there])
@@ -373,6 +382,8 @@ def read_runs(
             rows = with_points(rows)
         rows = [{"row": number, **row} for number, row in enumerate(where(rows, conditions), 1)]
         reward, compute = column_of(rows, reward, "--reward"), column_of(rows, compute, "--x")
+        if reward == compute:
+            raise fit.BadInput(f"got {reward} for --reward and for --x, expected two columns")
         unit = f"virtual {compute}" if compute == "gpu_hours" and first.get("flags.virtual") else compute
         runs = []
         for label, part in runs_in(rows, reward, notes):

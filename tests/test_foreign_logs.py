@@ -81,7 +81,7 @@ REFUSED = [  # what is said, what a file holds, options
     ("expected compute since", table([(1.7e9 + c, r) for c, r in ROWS])),
     ("epoch has 5 values in 361 rows.*--x row counts", ROUNDED, {"compute": "epoch"}),
     (
-        "falls while the steps .*--cumulative",
+        "falls while the rows .*--cumulative",
         table([(*row, 9 - row[0]) for row in ROWS], "step acc s"),
         {"compute": "s"},
     ),

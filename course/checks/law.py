@@ -345,8 +345,8 @@ LAW.measure(
     teaches="The whole point: the first half of a run says where it will end.",
     hints=(
         "Sec. 2.1; `python fit.py --help`.",
-        "`python fit.py results/main_seed4.jsonl` forecasts the end from the first half: in the project's folder, or in "
-        "yours once its functions are solved.",
+        "`python fit.py results/main_seed4.jsonl`, in the project's folder, or in yours once its functions are solved, "
+        "forecasts the end from the first half.",
         "The line that begins with: Final R, forecast at half of the compute.",
     ),
     says="forecast of the end from the first half of the compute, what was measured, forecast - measured",

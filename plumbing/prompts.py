@@ -117,7 +117,7 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
             except (ValueError, RecursionError) as error:
                 check_text(place, line)
                 cause = (
-                    "a file of another kind, packed or cut, a document over many lines, or LaTeX's single backslashes"
+                    "another kind of file, or a cut one, a document over many lines, or a backslash that is not doubled"
                 )
                 raise malformed(place, f"{line[:60]!r} ({error})", cause, EXPECTED) from error
             yield place, row

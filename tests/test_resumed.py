@@ -48,7 +48,8 @@ def test_a_run_goes_on_though_its_folder_its_model_and_its_data_lie_elsewhere_if
         )
 
     write(examples)
-    trained(f"{TINY} --model model --data rows.jsonl {sizes} --eval-generations 1 --steps 1", "a")
+    tiny = TINY.replace(" --data tiny", "")
+    trained(f"{tiny} --model model --data rows.jsonl {sizes} --eval-generations 1 --steps 1", "a")
     held_out = read_rows("a/completions.jsonl")[0]["prompt"]
     Path("there").mkdir()
     for name in ("a", "model", "rows.jsonl"):

@@ -15,8 +15,9 @@ of the points. With y less X m, and R_0 and G each N(m, m^2), m = LEVELS, before
 
     (R_0, G) ~ N(m + M^-1 X'K^-1 y, M^-1),   M = X'K^-1 X + I / m^2
     weight of a cell (B, C_mid, w, s) = prior * exp(-(y'K^-1 y - y'K^-1 X M^-1 X'K^-1 y) / 2) / sqrt(det K det M)
-    weight of a part of a cell = that, times the mass of G in (0, 1) / PARTS, times the mass of R_0 in (0, 1 - G) given
-                                 the G of the part, times the priors of A, A^HIGH, and of w, given G
+    weight of a part of a cell = the weight of the cell  x  the mass of G in (0, 1) / PARTS
+                                 x  the mass of R_0 in (0, 1 - G), given the G of the part
+                                 x  the priors of A, A^HIGH, and of w, given that G
 
 All that is said of a run comes from the same curves, drawn from the parts: A, B, C_mid and their bands, the forecast,
 which is the level at the last fitted compute plus what Eq. 1 and the walk add, how far it reaches, and when to stop.

@@ -420,7 +420,7 @@ LINES = {  # kind of a row of the log -> how the row is shown
     "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out so far: "
     "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable\n"
     "a validation runs before step 1 and after every {flags[eval_every]} steps, with {flags[eval_generations]} "
-    "completions of each held-out prompt; one line a minute says how far it is",
+    "completions of each held-out prompt; a longer one than a minute says how far it is",
     "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
     "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
     "{gpu_hours:.4f} {hours}",

@@ -311,7 +311,7 @@ def default_text(name):
     (' [0.0002; paper: 5e-07; few: 1e-06; tiny: 0.0003]', ' [pipeline]', '')
     """
     if name == "recipe":
-        return " [scalerl, with P and k of the preset]"
+        return " [scalerl, with the preset's --prompts and --k]"
     if name == "offload_optimizer":
         return ""  # computed by memory.fit_trainers
     ours, *others = (as_given((DEFAULTS | preset).get(name)) for preset in PRESETS.values())
@@ -365,7 +365,7 @@ def in_force(asked):
     derive_defaults(args, given, asked, earlier)
     check_read(args, asked)
     check_settings(args, given, asked)
-    how = "" if args.recipe_given else " with P and k of the preset"
+    how = "" if args.recipe_given else " with the preset's --prompts and --k"
     sizes = f"{args.prompts} x {args.generations} completions of up to {args.max_new_tokens:,} tokens a step"
     args.notes.append(f"preset {preset} ({sizes}), recipe {args.recipe}{how}; flags that you give win")
     return Settings(**vars(args))

@@ -177,8 +177,8 @@ class Curriculum:
     def next(self, count: int) -> list[Prompt]:
         """The next `count` prompts, or as many as are neither in flight nor retired ("curriculum exhausted").
 
-        At each draw every source earns its weight as credit. The one with the most gives the prompt, and pays the sum of
-        the weights.
+        At each draw every source earns its weight as credit. The one with the most gives the prompt, and pays the sum
+        of the weights.
         """
         chosen = []
         sources = dict(enumerate(self._sources))

@@ -179,7 +179,8 @@ class FirstLook:
         """Show three completions: a right, a wrong and a truncated one, where there are such."""
         names = [f"shown/{kind}/{number}" for number in range(1, 1 + SHOWN) for kind in KINDS]
         there = [name for name in names if self.store.has([name])]
-        for text in [*dict.fromkeys(self.store.take(there))][:SHOWN]:
+        texts = self.store.take(there)
+        for text in [*dict.fromkeys(texts), *texts][:SHOWN]:  # equal ones last
             self.log.screen.write(text)
 
     def end(self):

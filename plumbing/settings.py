@@ -26,7 +26,7 @@ from pipeline import OFF_POLICY, Fault
 from plumbing.arguments import Parser, as_given, option
 from plumbing.checks import check_rule, check_settings, fitting_interval, register_own_loss
 from plumbing.devices import check_launcher, default_dtype, end_launcher, fleet, gpus, refuse, world_size
-from plumbing.log import finished_checkpoints, lock_log, stored_flags
+from plumbing.log import finished_checkpoints, lock_log, step_of, stored_flags
 from plumbing.prompts import anchored, parse_source
 from recipes import PRESETS, RECIPES
 from reward import THINK_END
@@ -489,6 +489,8 @@ def starting_point(args, earlier):
     folder, _ = newest(args.out)
     choice = f"goes on from {folder}" if folder else f"no checkpoint in {args.out}: starts anew"
     args.notes.append(f"--resume: {choice}")
+    if folder and step_of(folder) >= args.steps:
+        args.notes.append(f"--resume: no step is left of --steps {args.steps}; raise it to go on")
     for name in ("lr", "warmup"):
         value = getattr(args, name)
         was = earlier.get(name, value)

@@ -58,8 +58,10 @@ SENTENCES = re.compile(
     r"(?<=[.!?])(?<!(?<![A-Za-z])[A-Za-z]\.)(?<!^[0-9]\.)\s+(?=\S)|(?<=[。！？])"
 )  # not behind "B." or a first "3."
 CLAUSES = re.compile(  # of a sentence: the last may begin with a lead
-    r"[,;，；]\s*(?=(?:so|thus|hence|therefore|所以|因此|故|donc|entonces|luego|also|daher|quindi|portanto|значит)(?![a-zа-я]))"
+    r"[,;，；]\s*(?=(?:so|thus|hence|therefore|the (?:final |correct )?answer is|所以|因此|故|donc|entonces|luego|also|"
+    r"daher|quindi|portanto|значит)(?![a-zа-я]))"
 )
+SUPPOSES = re.compile(r"\b(?:if|unless|suppose|whether)\b", re.I)
 PROSE = re.compile(
     rf"(?<![^\W\d_])(?<!\\)(?!(?:{FUNCTIONS}){AFTER_WORD})"
     r"(?:[^\W\d_]{3,}|(?:is|it|to|of|so|we|be|in|on|at|as|by|if|he|no|do|go|an|my|us)(?![^\W\d_]))"
@@ -151,7 +153,8 @@ def final_formula(expression: str, known: str = "") -> str:
 
 def strip_lead(sentence: str, known: str = "") -> str:
     """The formula that a sentence states: what stands behind a lead, or behind its last is, are or equals; or all."""
-    rest = behind_lead(CLAUSES.split(sentence)[-1])
+    *before, last = CLAUSES.split(sentence)
+    rest = behind_lead(sentence if SUPPOSES.search(" ".join(before)) else last)
     rest = sentence if rest is None else end_taken_off(rest)
     asserted = "" if is_formula(rest, known) else predicate(rest, known)
     return asserted if is_formula(asserted, known) else rest
@@ -498,6 +501,22 @@ def spelt(text: str) -> str:
     return "".join(re.sub(r"\\text ?\{([^{}]*)\}", r"\1", text).split())
 
 
+CLOCK = re.compile("([0-9]{1,2}):([0-9]{2})(?: ([ap])m)?")
+
+
+def same_time(right: str, answer: str) -> bool:
+    """Whether one is a time with am or pm, and the other the same time of 24 hours.
+
+    >>> same_time("22:05", "10:05 pm"), same_time("12:30 am", "0:30"), same_time("10:05 pm", "10:05")
+    (True, True, False)
+    """
+    one, other = CLOCK.fullmatch(right), CLOCK.fullmatch(answer)
+    if not one or not other or bool(one[3]) == bool(other[3]):
+        return False
+    hours = [int(time[1]) % 12 + 12 * (time[3] == "p") if time[3] else int(time[1]) for time in (one, other)]
+    return hours[0] == hours[1] and one[2] == other[2]
+
+
 def same_digits(right: str, answer: str, known: str) -> bool:
     """Whether two numbers are the same but for a base that one of them leaves out, and the prompt states.
 
@@ -556,7 +575,7 @@ def equal(expression: str, reference: str, prompt: str = "", symbolic: bool = Tr
         answer = COMMA.sub(r"\1.\2", answer)
     if spelt(answer) == spelt(right) != "":
         return True
-    if same_digits(spelt(right), spelt(answer), known):
+    if same_digits(spelt(right), spelt(answer), known) or same_time(right, answer):
         return True
     if not expression.startswith(BOX) and not is_formula(text, known):
         return words(right) is not None and words(right) == words(answer)

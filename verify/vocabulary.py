@@ -89,20 +89,20 @@ DENIES = re.compile(
 # --- Behind a number ---
 # Dimension: its units, each with its spellings; the SI's prefixes may stand before those of a unit with a star.
 MEASURES = {
-    "length": "*m meter metre metro mètre метр метров м 米|km 千米 公里 км kilómetro|"
+    "length": "*m meter metre metro mètre метр метров м 米|km 千米 公里 км kilómetro quilômetro quilómetro chilometro|"
     "cm 厘米 см centímetro zentimeter centimètre centimetro|mm 毫米 мм|"
     "in inch inche|ft foot feet|yd yard|mi mile|Å",
     "area": "ha hectare|acre|sqft",
     "speed": "mph|fps",
-    "mass": "*g gram gr г 克|kg 千克 公斤 кг|*t ton tonne т 吨|oz ounce|u amu",
-    "volume": "*L l liter litre л 升|mL 毫升 мл|gal gallon|pt pint|qt quart|cup|tablespoon|teaspoon|cc|fl",
+    "mass": "*g gram gramm gramme gramo grama grammo gr г 克|kg 千克 公斤 кг|*t ton tonne т 吨|oz ounce|u amu",
+    "volume": "*L l liter litre litro л 升|mL 毫升 мл|gal gallon|pt pint|qt quart|cup|tablespoon|teaspoon|cc|fl",
     "mass money": "lb pound £ GBP",  # 12 pounds may be either
     "money": "$ dollar dólar USD CAD AUD HK NT|cent ¢|€ EUR euro|¥ ￥ CNY RMB JPY yuan yen 元 块 円|₹ Rs INR rupee|"
     "₩ won 원|₽ р руб рублей рубля рубль ruble rouble|CHF franc|peso|shilling|p pence penny pennie|nickel|dime|"
     "quarter|₪|₺|₫|฿",
-    "time": "*s sec second segundo с 秒 초|min minute minuto minuten мин минут 分 分钟 分鐘 분|"
+    "time": "*s sec second segundo seconde sekunde sekunden с 秒 초|min minute minuto minuten мин минут 分 分钟 分鐘 분|"
     "h hr hour hora heure stunde stunden час часов ч 小时 时间 時間 时 時 시간|"
-    "d day día jour tage день дней 天 日 일|wk week 周 週|fortnight|mo month 月|"
+    "d day día jour tage день дней 天 日 일|wk week semana semaine woche wochen settimana 周 週|fortnight|mo month monat monate mois 月|"
     "yr year año an jahre год года лет 年 岁 歳 才 년 살|decade|century centurie",
     "angle": "*rad radian|° deg degree circ grad grado gradi degré градусов 度|sr",
     "temperature, charge": "*C celsius coulomb|*F fahrenheit farad|*K kelvin",
@@ -214,7 +214,7 @@ WIDE = "|".join(sorted((name for name in UNITS if name > "\u2e80"), key=len, rev
 ASKED = re.compile(  # the unit that a prompt asks for: "how many seconds", "in km/h", "in square metres", 多少小时
     r"\b(?:how many|in|to|en|em|cu[aá]nt[oa]s|combien d(?:e |['’])|wie viele|quant[ieoa]s?|сколько|в) ?"
     r"(?:degrees? (?=[^\W\d_])|° ?)?((?:(?:square|cubic) )?(?!an?\b)[^\W\d_]+(?:(?:/| per )[^\W\d_]+)*)(?![\w/^²³])|"
-    rf"(?:多少|几|幾|何|몇) ?({WIDE})",
+    rf"(?:多少|几|幾|何|몇) ?({WIDE}|[A-Za-z]+(?:/[A-Za-z]+)?(?![A-Za-z/^²³]))",
     re.I,
 )
 # What a prompt asks the number of, up to a verb or a preposition: "how many red marbles".
@@ -223,6 +223,8 @@ HOW_MANY = re.compile(
     r"had|of|in|on|at|to|from|with|for|by|than|that|there|it|he|she|they|we|you|i|more|fewer)(?![^\W\d_]))"
     r"[^\W\d_]+ ?)+)"
 )
+# Likewise in other languages, the noun alone
+HOW_MANY_ELSEWHERE = re.compile(r"(?:cu[aá]nt[oa]s|combien d(?:e |['’])|wie viele|quant[aeio]s?) ?([^\W\d_]+)")
 # What a prompt for per cent says, beside numbers such as 5%. Without it, the sign makes another number: 24\% is 0.24.
 PERCENT = re.compile(
     r"(?<![0-9])(?<![0-9][ \\])(?<![0-9] \\)%|percent|per cent|prozent|процент|pourcent|porcent|百分|퍼센트|パーセント|"
@@ -348,6 +350,9 @@ def is_asked(head: str, nouns: list[str], known: str) -> bool:
     """
     reference, _, prompt = known.partition("\n")
     phrases = [reference, *HOW_MANY.findall(prompt)]
+    elsewhere = HOW_MANY_ELSEWHERE.findall(prompt)
+    if elsewhere and nouns:  # adjectives may stand behind them
+        return any(stands_in(word, phrase) for word in nouns for phrase in [reference, *elsewhere])
     if len(phrases) == 1 or any(word.removesuffix("s") in COUNTS for phrase in phrases[1:] for word in phrase.split()):
         return True  # how many people: students too
     if not nouns:

@@ -100,9 +100,11 @@ MEASURES = {
     "money": "$ dollar dólar USD CAD AUD HK NT|cent ¢|€ EUR euro|¥ ￥ CNY RMB JPY yuan yen 元 块 円|₹ Rs INR rupee|"
     "₩ won 원|₽ р руб рублей рубля рубль ruble rouble|CHF franc|peso|shilling|p pence penny pennie|nickel|dime|"
     "quarter|₪|₺|₫|฿",
-    "time": "*s sec second segundo seconde sekunde sekunden с 秒 초|min minute minuto minuten мин минут 分 分钟 分鐘 분|"
+    "time": "*s sec second segundo seconde sekunde sekunden с 秒 초|"
+    "min minute minuto minuten мин минут 分 分钟 分鐘 분|"
     "h hr hour hora heure stunde stunden час часов ч 小时 时间 時間 时 時 시간|"
-    "d day día jour tage день дней 天 日 일|wk week semana semaine woche wochen settimana 周 週|fortnight|mo month monat monate mois 月|"
+    "d day día jour tage день дней 天 日 일|wk week semana semaine woche wochen settimana 周 週|fortnight|"
+    "mo month monat monate mois 月|"
     "yr year año an jahre год года лет 年 岁 歳 才 년 살|decade|century centurie",
     "angle": "*rad radian|° deg degree circ grad grado gradi degré градусов 度|sr",
     "temperature, charge": "*C celsius coulomb|*F fahrenheit farad|*K kelvin",

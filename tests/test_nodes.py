@@ -99,7 +99,8 @@ class Nodes(Run):
 
 def test_a_kill_on_the_second_node_is_named_on_both_and_the_restarted_run_ends_alike_on_both(cable, tmp_path):
     # of longer steps than those of the tiny task, so that the kill comes before the last
-    flags = f"{SMALL} --data arithmetic --resume --steps 12 --eval-every 12 --checkpoint-every 2"
+    longer = SMALL.replace("--data tiny", "--data arithmetic")
+    flags = f"{longer} --resume --steps 12 --eval-every 12 --checkpoint-every 2"
     run = Nodes(tmp_path, 29555, flags, restarts=1)
     run.reach(3)
     os.kill(run.ranks[3], signal.SIGKILL)

@@ -181,6 +181,7 @@ def assert_close(got, expected, relative):
     assert torch.linalg.norm(got - expected) < relative * torch.linalg.norm(expected)
 
 
+@pytest.mark.processes
 def test_two_trainers_have_the_gradient_of_one(one_trainer, start):
     # With a budget of 32 tokens the first step needs four micro-batches on each of two ranks.
     pair = start(3, f"{ON_POLICY} --steps 1 --trainers 2 --token-budget 32").finish()
@@ -194,6 +195,7 @@ def test_two_trainers_have_the_gradient_of_one(one_trainer, start):
     assert first["gradient_norm"] == pytest.approx(reference["gradient_norm"], rel=1e-4)
 
 
+@pytest.mark.processes
 def test_a_finished_run_leaves_a_log_samples_of_every_evaluation_and_a_checkpoint(one_trainer):
     assert [row["kind"] for row in one_trainer.log] == ["config", "eval", "step", "eval", "end"]
     first, last = one_trainer.rows("eval")

@@ -58,7 +58,7 @@ WIDE = 0.25  # a wider band does not determine A
 BOUND = 0.97  # nor does one that reaches so far
 JUMP = 10  # a B above it is a jump between two points: the data do not determine it
 SEEDS = "This compares runs, not recipes: in the paper seeds differed by 0.01 in A and 10 % in B, elsewhere by more."
-SMALL = 0.05  # pass rates below it may be too small for the priors
+NAMES = "A", "B", "C_mid"  # what a band is given for
 CLOSE = 0.05  # a forecast within +- this can be read
 FARTHEST = 100  # times the compute
 SOUGHT = 10  # times the compute: as far as `reach` looks
@@ -234,10 +234,8 @@ def forecast_run(run, *, A=None, grid=None):
     law = fit.fit_run(run, A=A, grid=grid)
     draws = posterior(law)
     rising = np.isfinite(draws.C_mid)
-    bands = {}
-    for name in ("A", "B", "C_mid"):
-        values = getattr(draws, name)[rising | ~rising.any()]
-        bands[name] = tuple(np.quantile(values, (0.05, 0.95), method="inverted_cdf").tolist())
+    of = {name: getattr(draws, name)[rising | ~rising.any()] for name in NAMES}
+    bands = {name: tuple(np.quantile(of[name], (0.05, 0.95), method="inverted_cdf").tolist()) for name in NAMES}
     return Forecast(**vars(law), bands=bands, draws=draws)
 
 
@@ -294,19 +292,16 @@ def known(law):
     A is a number if its band is no wider than WIDE and ends below BOUND."""
     if fall := peak(law):
         best, now = law.run.own(fall.R), law.run.own(fall.now)
-        lost = f"from {best:.3g} at C = {fall.C:.4g} to {now:.3g}, a loss of {best - now:.3g}"
-        advice = f"Eq. 1 only rises. Go on from a checkpoint near C = {fall.C:.4g}"
-        return dict.fromkeys(("A", "B", "C_mid"), f"The points fall after a peak: {lost}. {advice}.")
+        lost = f"from {best:.3g} at C = {fall.C:.4g} to {now:.3g}, a loss of {best - now:.3g}. Eq. 1 only rises"
+        text = f"The points fall after a peak: {lost}. Go on from a checkpoint near C = {fall.C:.4g}."
+        return dict.fromkeys(NAMES, text)
     if not gains(law):
         text = "No gain yet: nothing to fit."
         if law.fitted.R.min() > 0.99:
             text = "No gain: nothing is left to learn."
-        elif not law.run.reward.any():
-            text = "No gain yet: nothing was ever right."
-        elif (most := law.fitted.R.max()) < SMALL:
-            scale = f"{law.run.ends[0]:g}:{law.run.own(2 * most):.1g}"
-            text = f"No gain that can be told from none: for rewards as small as these, give --scale {scale}."
-        return dict.fromkeys(("A", "B", "C_mid"), text)
+        elif law.fitted.R.max() < CLOSE:
+            text = "No gain yet that can be told from none. Rewards so small need --scale LO:HI, HI near the largest."
+        return dict.fromkeys(NAMES, text)
     low, high = law.bands["A"]
     unknown = {}
     if law.fitted.A is None and (high - low > WIDE or high > BOUND):

@@ -183,8 +183,8 @@ def column_of(rows, asked, flag):
             f"--reward NAME and --x NAME are needed, the names of two of these columns:\n{table_of(rows)}"
         )
     if len(matches) != 1:
-        got = f"{flag} {asked} names {'several columns' if matches else 'no column'}, expected one of these"
-        raise fit.BadInput(f"{got}:\n{table_of(rows)}")
+        got = "several columns" if matches else "no column"
+        raise fit.BadInput(f"{flag} {asked} names {got}, expected one of these:\n{table_of(rows)}")
     return matches[0]
 
 
@@ -251,30 +251,29 @@ def check_resumed(name, steps):
         repeated = before[(part[0] <= before) & (before <= part[-1])]
         again = part[part <= before[-1]]
         if part[0] == before[-1] or part[0] <= steps[0] or not np.array_equal(again, repeated):
-            got = f"{name} goes from {before[-1]:g} to {part[0]:g} and on to {part[-1]:g}"
             raise fit.BadInput(
-                f"{got}, expected steps that rise, or a run that was resumed and repeats a range of its steps; average "
-                "the rows of a step, keep one by --where, or tell runs apart by a column called run"
+                f"{name} goes from {before[-1]:g} to {part[0]:g}, expected steps that rise, or a run that was resumed "
+                "and repeats a range of them; average rows of a step, keep one by --where, or name runs in a column run"
             )
         before = np.append(before[before < part[0]], part)
-
-
-def refuse_fall(name):
-    ways = "--cumulative rows if each row holds its own, --cumulative parts if it starts anew after a restart"
-    steps = "a run that repeats some of its rows needs a column of steps"
-    raise fit.BadInput(f"{name} falls while the rows go on, expected a running total; {ways}; {steps}")
 
 
 def check_compute(name, C):
     """Raise BadInput if C (n,), in order of the steps, does not rise from 0 on."""
     if C[0] < 0 or 1e9 < C[0] < C[-1] < 1.1 * C[0]:
-        got = f"got {name} from {C[0]:.10g} to {C[-1]:.10g}, expected compute since the start, from 0 on"
-        raise fit.BadInput(f"{got}; if it is a time of day, subtract that of the start; --x row counts the rows")
+        raise fit.BadInput(
+            f"got {name} from {C[0]:.10g} to {C[-1]:.10g}, expected compute since the start, from 0 on; if it is a "
+            "time of day, subtract that of the start; --x row counts the rows"
+        )
     if (np.diff(C) < 0).any():
-        refuse_fall(name)
+        raise fit.BadInput(
+            f"{name} falls while the rows go on, expected a running total; --cumulative rows if each row holds its "
+            "own, --cumulative parts if it starts anew after a restart; a run that repeats rows needs a column of steps"
+        )
     if 2 * len(set(C)) <= len(C) > 1:
-        got = f"{name} has {len(set(C))} values in {len(C)} rows, expected one for each"
-        raise fit.BadInput(f"{got}; if it is rounded, --x row counts the rows")
+        raise fit.BadInput(
+            f"{name} has {len(set(C))} values in {len(C)} rows, expected one each; if rounded, --x row counts the rows"
+        )
 
 
 def added_up(name, C, parts):
@@ -294,7 +293,7 @@ def completions_of(rows, asked):
     except (TypeError, ValueError):
         counts = numbers(rows, asked or "completions")
     if np.min(counts) >= 1:
-        return float(np.median(counts))
+        return np.median(counts)
     if asked:
         raise fit.BadInput(f"got --completions {asked}, expected a number from 1 on, or a column of them")
 
@@ -316,8 +315,6 @@ def one_run(rows, notes, compute, reward, scale, cumulative, completions):
         rows = [rows[place] for place in by_step]
         R, C, steps, there = (column[by_step] for column in (R, C, steps, there))
         notes.append(f"the rows were sorted by {order}")
-    elif order not in STEPS and falls:
-        refuse_fall(compute)
     elif order not in STEPS:
         steps = numbers(rows, "row")  # a compute may be rounded
     there = np.flatnonzero(there)
@@ -405,8 +402,9 @@ def runs_in(rows, reward, notes):
         return [("", rows)]
     long = [label for label, part in parts.items() if np.isfinite(numbers(part, reward)).sum() >= LEAST]
     if not long:
-        got = f"the columns {' and '.join(RUNS)} tell {len(parts)} runs apart, none of {LEAST} points"
-        raise fit.BadInput(f"{got}; if they tell no runs apart, rename them")
+        raise fit.BadInput(
+            f"the columns {' and '.join(RUNS)} tell {len(parts)} runs apart, none of {LEAST} points; else rename them"
+        )
     short = [f"{label or 'no run'} ({len(part)} rows)" for label, part in parts.items() if label not in long]
     if short:
         notes.append(f"runs of fewer than {LEAST} points, left out: {', '.join(short)}")

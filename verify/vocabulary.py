@@ -214,7 +214,7 @@ NAMED = re.compile(
 
 WIDE = "|".join(sorted((name for name in UNITS if name > "\u2e80"), key=len, reverse=True))  # no spaces around them
 ASKED = re.compile(  # the unit that a prompt asks for: "how many seconds", "in km/h", "in square metres", 多少小时
-    r"\b(?:how many|in|to|en|em|cu[aá]nt[oa]s|combien d(?:e |['’])|wie viele|quant[ieoa]s?|сколько|в) ?"
+    r"\b(?:(?:how many|in|to|en|em|cu[aá]nt[oa]s|combien de|wie viele|quant[ieoa]s?|сколько|в) |combien d['’])"
     r"(?:degrees? (?=[^\W\d_])|° ?)?((?:(?:square|cubic) )?(?!an?\b)[^\W\d_]+(?:(?:/| per )[^\W\d_]+)*)(?![\w/^²³])|"
     rf"(?:多少|几|幾|何|몇) ?({WIDE}|[A-Za-z]+(?:/[A-Za-z]+)?(?![A-Za-z/^²³]))",
     re.I,
@@ -267,7 +267,7 @@ def same_units(given: set, wanted: set, prompt: str) -> bool:
     if units := wanted - DEGREE:
         return given - DEGREE in (set(), units)
     asked = [product for words in ASKED.findall(prompt) if (product := product_of("".join(words)))]
-    if asked and given:
+    if asked and given and given != wanted:
         bare = given - DEGREE  # degrees alone are those of a temperature too
         return bare in asked or not bare and any("temperature" in unit[0] for product in asked for unit, _ in product)
     named = {unit for word in NAMED.findall(prompt) if (unit := unit_of(word))} | {unit for unit, _ in wanted}

@@ -267,6 +267,8 @@ def same_units(given: set, wanted: set, prompt: str) -> bool:
     if units := wanted - DEGREE:
         return given - DEGREE in (set(), units)
     asked = [product for words in ASKED.findall(prompt) if (product := product_of("".join(words)))]
+    if wanted and any("temperature" not in unit[0] for unit, _ in given - DEGREE):
+        return False  # metres for degrees
     if asked and given and given != wanted:
         bare = given - DEGREE  # degrees alone are those of a temperature too
         return bare in asked or not bare and any("temperature" in unit[0] for product in asked for unit, _ in product)

@@ -275,10 +275,10 @@ def peak(law):
 
 
 def gains(law):
-    """Do the points rise? True if the level now lies above R_0 in 95 % of the curves, and 1 % of them follow Eq. 1.
+    """Do the points rise? True if the level now lies above R_0 in 95 % of the curves, and some rewards are not small.
 
-    The walk alone explains a rise that is small beside its steps and the noise, which no prior expects below 0.002."""
-    return (law.draws.level > law.draws.R_0).mean() >= 0.95 and np.isfinite(law.draws.C_mid).mean() >= 0.01
+    The priors of the walk and of the noise do not go below 0.005 and 0.002: with small rewards they explain it all."""
+    return law.fitted.R.max() >= CLOSE and (law.draws.level > law.draws.R_0).mean() >= 0.95
 
 
 def rises(law):

@@ -278,7 +278,7 @@ def gains(law):
     """Do the points rise? True if the level now lies above R_0 in 95 % of the curves, and some rewards are not small.
 
     The priors of the walk and of the noise do not go below 0.005 and 0.002: with small rewards they explain it all."""
-    return law.fitted.R.max() >= CLOSE and (law.draws.level > law.draws.R_0).mean() >= 0.95
+    return law.fitted.R.max() >= GAIN and (law.draws.level > law.draws.R_0).mean() >= 0.95
 
 
 def rises(law):
@@ -299,7 +299,7 @@ def known(law):
         text = "No gain yet: nothing to fit."
         if law.fitted.R.min() > 0.99:
             text = "No gain: nothing is left to learn."
-        elif law.fitted.R.max() < CLOSE:
+        elif law.fitted.R.max() < GAIN:
             text = "No gain yet that can be told from none. Rewards so small need --scale LO:HI, HI near the largest."
         return dict.fromkeys(NAMES, text)
     low, high = law.bands["A"]

@@ -45,6 +45,7 @@ from plumbing.log import counters, finished_checkpoints, step_of
 FULL = 1 << 20  # bytes: a disk with less room is full
 LATEST = 1800.0  # seconds of wall clock between two checkpoints at most, unless --checkpoint-every is given
 FILES = "model.safetensors model.safetensors.index.json pytorch_model.bin pytorch_model.bin.index.json".split()
+VOCABULARIES = "tokenizer.json tokenizer.model spiece.model vocab.json vocab.txt".split()  # of a tokenizer: one of them
 ADAPTERS = "adapter_config.json adapter_model.safetensors adapter_model.bin".split()
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 POINTER = b"version https://git-lfs"  # how a file of git-lfs begins that was not fetched
@@ -266,6 +267,8 @@ def damage(folder):
                 return f"{name} has {size} bytes, expected {least} or more"
         for name in ("config.json", "tokenizer_config.json"):
             (folder / name).stat()
+        if not any((folder / name).exists() for name in VOCABULARIES):
+            return f"{VOCABULARIES[0]} is missing"
         index = folder / "model.safetensors.index.json"
         shards = ["model.safetensors"]
         if index.exists():

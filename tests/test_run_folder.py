@@ -59,6 +59,7 @@ COUNTERS = "state/run.json"
     ("model.safetensors", cut, "model.safetensors cannot be read: SafetensorError"),
     ("model.safetensors", Path.unlink, "model.safetensors is missing"),
     ("config.json", Path.unlink, "config.json is missing"),
+    ("tokenizer.json", Path.unlink, "tokenizer.json is missing"),
     (SHARD, cut, f"{SHARD} has "),
     (SHARD, Path.unlink, f"{SHARD} is missing"),
     ("state/.metadata", cut, "state/.metadata cannot be read: "),

@@ -103,7 +103,7 @@ def past_run(out, flags="", **changes):
     (state / "run.json").write_text('{"version": 2, "stepped": true, "curriculum": {}}')
     (state / ".metadata").write_bytes(pickle.dumps(Metadata({}, storage_data={})))
     flags = vars(given(f"--out new {flags}")) | {"out": out}
-    for name in ("config.json", "tokenizer_config.json"):
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
         (state.parent / name).write_text("{}")
     save_file({}, state.parent / "model.safetensors")
     write_rows(Path(out, "log.jsonl"), [{"kind": "config", "flags": flags | changes}])

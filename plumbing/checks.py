@@ -44,11 +44,11 @@ def check_settings(args, given, asked):
         raise ValueError(f"--data {got} is none of {tasks}; a file needs --model: the embedded one knows only digits")
     tasks = [task for (_, _, task), ours in zip(sets, embedded) if task and (ours or args.reward)]
     if tasks:
-        raise ValueError(f"--data NAME:WEIGHT:{tasks[0]}: no task is read of an embedded task, or beside --reward")
+        raise ValueError(f"--data NAME:WEIGHT:{tasks[0]}: an embedded task, and --reward, have a grader; leave it out")
     if all(embedded) and (
         ignored := {"prompt_column", "answer_column", "choice_index", "skip_unusable"} & asked.keys()
     ):
-        raise ValueError(f"{', '.join(map(option, ignored))}: not read with {' '.join(args.data)}, which is no file")
+        raise ValueError(f"{', '.join(map(option, ignored))}: read with files only, got --data {' '.join(args.data)}")
     if args.length_control == "penalty" and args.length_cache > args.length_max:
         got = f"--length-cache {args.length_cache} with --length-max {args.length_max}"
         raise ValueError(f"{got}: expected no more than that: it is the part of the length in which the penalty rises")

@@ -30,7 +30,7 @@ from verify.graders import NO_FAILURE, OWN, TASKS
 
 TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
 ENOUGH = 100  # completions of a first evaluation after which it is known whether a run can learn anything
-FAILED = 0.1  # a run ends if a larger share of the first completions gets no verdict
+FAILED = 0.1  # a run ends if --reward fails on a larger share of the first completions
 KINDS = ("right", "wrong", "truncated")
 SHOWN = 3  # completions
 LENGTH = 200  # characters of a text that is shown
@@ -96,7 +96,7 @@ def note(store, score, args):
     rollout = score.completion
     if score.value or score.marked and not rollout.interrupted:
         store.count("first/hopeful", 1)
-    if score.error not in ("", OWN):  # a reward of one's own may say so on purpose
+    if score.error.startswith(OWN) and score.error != OWN:  # OWN alone: it has returned None, on purpose
         store.put({"first/error": score.error})
         store.count("first/failed", 1)
     kind = "truncated" if rollout.truncated else "right" if score.value else "wrong"

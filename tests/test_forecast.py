@@ -117,7 +117,7 @@ def test_the_peak_of_a_collapse_is_the_evaluation_before_it():
     [
         ([0.210, 0.276, 0.389, 0.462, 0.536], "A", "A is not determined"),  # the first evaluations of the main job
         ([0.21, 0.22, 0.19, 0.23, 0.20, 0.22, 0.21, 0.23], "A", "No gain yet"),
-        ([0.0] * 8, "A", "No gain yet that can be told from none. Rewards so small need --scale"),
+        ([0.0] * 8, "A", "No gain yet: nothing was ever right, or so little that it needs --scale"),
         ([0.999] * 8, "A", "No gain: nothing is left to learn"),
         ([0.2, 0.21] * 5 + [0.7, 0.71] * 5, "B", "B and C_mid are not determined: the rise is a jump"),
     ],

@@ -300,7 +300,7 @@ def known(law):
         if law.fitted.R.min() > 0.99:
             text = "No gain: nothing is left to learn."
         elif law.fitted.R.max() < GAIN:
-            text = "No gain yet: nothing was ever right, or so little that it needs --scale LO:HI, with HI near the largest."
+            text = "No gain yet: nothing was ever right, or so little that it needs --scale LO:HI, HI near the most."
         return dict.fromkeys(NAMES, text)
     low, high = law.bands["A"]
     unknown = {}

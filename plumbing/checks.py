@@ -113,7 +113,7 @@ def try_loss(args):
     """
     logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-3.0, -0.1, -1.5]], requires_grad=True)
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    batch = logprobs, torch.full((2, 3), -1.2), torch.tensor([1.0, -1.0]), mask
+    batch = logprobs, torch.full((2, 3), -1.2), torch.tensor([1.0, -0.5]), mask
     before = [tensor.clone() for tensor in batch]
     values = LOSSES[args.loss].objective(*batch, **args.clips)[mask]
     if not all(map(torch.equal, batch, before)):

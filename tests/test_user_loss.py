@@ -42,7 +42,7 @@ def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_
 REFUSED = {
     "return logprobs.sum(-1)": "in a tensor of the shape of mask, (B, T); got shape (2,)",
     "return 3.0": "got float",
-    "advantages -= advantages.mean(); return logprobs": "expected its arguments unchanged",
+    "advantages -= advantages.mean(); return logprobs * 2": "expected its arguments unchanged",
     "return logprobs.log()": "expected finite values where mask is True, got [nan, ",
     "return logprobs.detach()": "expected a value that depends on logprobs, got one without a gradient",
     "return logprobs / nothing": "raised NameError: name 'nothing' is not defined (losses.py, line 2)",

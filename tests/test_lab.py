@@ -101,13 +101,13 @@ def test_an_answer_says_which_ends_higher_or_why_these_seeds_cannot_tell(other, 
 
 
 def test_the_settings_of_all_tables_are_runs_that_train_py_takes_as_the_name_of_their_table_says(
-    monkeypatch, losses_as_before
+    monkeypatch, losses_as_before, tmp_path
 ):
     monkeypatch.chdir(ROOT)
     for table, own in tables.TABLES.items():
         assert len(set(own.values())) == len(own), table
         for flags in own.values():
-            args = read_settings(flags.replace("{seed}", "0").split())
+            args = read_settings([*flags.replace("{seed}", "0").split(), "--out", str(tmp_path)])
             assert args.steps // args.eval_every >= 10
             assert args.k == int((re.findall(r"-k(\d+)", table) or [args.k])[0])
 
